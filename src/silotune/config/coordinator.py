@@ -61,7 +61,7 @@ class AggregationConfig(ExtensibleSection):
         "silos in a round (central differential privacy).",
     )
 
-    _known = field_validator("name", mode="before")(one_of(AGGREGATIONS))
+    _name = field_validator("name", mode="before")(one_of(AGGREGATIONS))
 
     secure: bool = Field(
         default=False,

@@ -175,7 +175,7 @@ class SiloConfig(Section):
         "retrieval`).",
     )
 
-    _known = field_validator("kind", mode="before")(one_of(KINDS))
+    _kind = field_validator("kind", mode="before")(one_of(KINDS))
     _metric = field_validator("metric", mode="before")(_known_metric)
 
     @field_validator("text", mode="before")

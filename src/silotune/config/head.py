@@ -102,7 +102,7 @@ class HeadConfig(ExtensibleSection):
     )
     max_new_tokens: int = Field(default=80, ge=1, le=4096, description="the longest answer (`lm`).")
 
-    _known = field_validator("name", mode="before")(one_of(HEADS))
+    _name = field_validator("name", mode="before")(one_of(HEADS))
 
     _composed = field_validator("template", "words", mode="before")(composed)
 
@@ -113,11 +113,11 @@ class HeadConfig(ExtensibleSection):
         if not isinstance(words, dict):
             return words
         lists = {}
-        for label, chosen in words.items():
-            candidates = chosen if isinstance(chosen, list) else [chosen]
+        for label, entry in words.items():
+            candidates = entry if isinstance(entry, list) else [entry]
             quoted((label, *candidates), "the word")
             if not candidates or not all(isinstance(word, str) and word.strip() for word in candidates):
-                raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {chosen!r})")
+                raise ValueError(f"needs a word, or a list of words, for label {label!r} (got {entry!r})")
             lists[str(label)] = candidates
         return lists
 

@@ -85,11 +85,11 @@ def load_config(
     if isinstance(source, str):
         preset, file = _source(source, base) if source else ({}, {})
     else:
-        given = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
+        tree = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
         method = (words | last).get("method", {}).get("name")
         # keys of a `Config` of another method act as a preset's do: the new method's defaults replace them
-        another = isinstance(method, str) and method != given.get("method", {}).get("name")
-        preset, file = (given, {}) if another else ({}, given)
+        another = isinstance(method, str) and method != tree.get("method", {}).get("name")
+        preset, file = (tree, {}) if another else ({}, tree)
     return validated(_layered(preset, file, words, last))
 
 
@@ -143,8 +143,8 @@ def _keep_one_method(layers: Sequence[Tree]) -> Any:
     """Return the method in effect after all layers; drop options that lower layers set for another method."""
     in_effect: list[Any] = []
     for layer in layers:
-        chosen = layer.get("method", {})
-        in_effect.append(chosen.get("name", in_effect[-1] if in_effect else None))
+        section = layer.get("method", {})
+        in_effect.append(section.get("name", in_effect[-1] if in_effect else None))
     for layer, method in zip(layers, in_effect, strict=True):
         if method != in_effect[-1]:
             layer.pop("method", None)
@@ -178,14 +178,14 @@ def load_resolved(path: Path) -> Config:
 
     Sections that equal the schema's defaults are left to the schema, which does not check its defaults again.
     """
-    chosen = {}
-    for key, given in load_tree(path).items():
-        value = as_stored(given) if key == "backbone" else given
+    tree = {}
+    for key, entry in load_tree(path).items():
+        value = as_stored(entry) if key == "backbone" else entry
         default = _dumped_defaults().get(key)
         is_default = isinstance(value, dict) and isinstance(default, dict) and value.items() <= default.items()
         if not is_default:
-            chosen[key] = value
-    return validated(chosen)
+            tree[key] = value
+    return validated(tree)
 
 
 @cache

@@ -46,13 +46,13 @@ class Key:
 
 def sections() -> dict[str, str]:
     """Return section → its meaning, in the schema's order; "" is the keys without a section."""
-    found = {"": "Keys without a section."}
+    meanings = {"": "Keys without a section."}
     for name, field in Config.model_fields.items():
         if name in _CHOSEN:
-            found[name] = field.description or ""
+            meanings[name] = field.description or ""
         elif (model := section_of(field)) is not None:
-            found[name] = (inspect.getdoc(model) or "").partition("\n")[0]
-    return found
+            meanings[name] = (inspect.getdoc(model) or "").partition("\n")[0]
+    return meanings
 
 
 def keys_of(section: str) -> list[Key]:
@@ -76,11 +76,11 @@ def keys_of(section: str) -> list[Key]:
 
 def all_keys() -> dict[str, Key]:
     """Return every key by its name; of several methods' or tuners' options of one name, the first."""
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for section in sections():
         for key in keys_of(section):
-            found.setdefault(key.name, key)
-    return found
+            keys.setdefault(key.name, key)
+    return keys
 
 
 def _chosen_keys(section: str, registry: Registry[Any]) -> list[Key]:
@@ -169,8 +169,8 @@ def default_text(field: FieldInfo) -> str:
     if value is None or value in ("", [], (), {}):
         return "–"
     if isinstance(value, BaseModel):
-        given = value.model_dump(exclude_defaults=True)
-        return f"`{given}`" if given else "its defaults"
+        fields = value.model_dump(exclude_defaults=True)
+        return f"`{fields}`" if fields else "its defaults"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{','.join(map(str, value)) if isinstance(value, list | tuple) else value}`"
@@ -201,10 +201,10 @@ class _FileSchema(GenerateJsonSchema):
 
     @override
     def list_schema(self, schema: core_schema.ListSchema) -> dict[str, Any]:
-        found = super().list_schema(schema)
-        if found.get("items", {}).get("type") == "string":
-            found["items"] = {"type": ["string", "integer"]}
-        return found if "$ref" in found.get("items", {}) else {"anyOf": [found, _WORDS]}
+        array = super().list_schema(schema)
+        if array.get("items", {}).get("type") == "string":
+            array["items"] = {"type": ["string", "integer"]}
+        return array if "$ref" in array.get("items", {}) else {"anyOf": [array, _WORDS]}
 
 
 def json_schema() -> dict[str, Any]:

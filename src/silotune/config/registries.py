@@ -127,7 +127,7 @@ class Registry(Mapping[str, T]):
             where += f" (package {entry.dist.name})"
         try:
             value = entry.load()
-            if not isinstance(value, ModuleType) and not any(value is known for known in self._known.values()):
+            if not isinstance(value, ModuleType) and not any(value is other for other in self._known.values()):
                 self.register(value.name if isinstance(getattr(value, "name", None), str) else entry.name, value)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error

@@ -82,11 +82,11 @@ class EvaluationConfig(Section):
         return [*self.unseen, *self.new_silos]
 
 
-def _listed_seeds(given: object) -> object:
+def _listed_seeds(value: object) -> object:
     """Return one seed or text as a list; pydantic alone would take `true` for 1."""
-    seeds = [given] if type(given) is int else listed(given)
+    seeds = [value] if type(value) is int else listed(value)
     if isinstance(seeds, list) and any(isinstance(seed, bool) for seed in seeds):
-        raise ValueError(f"must be whole numbers with commas between (got {given!r})")
+        raise ValueError(f"must be whole numbers with commas between (got {value!r})")
     return seeds
 
 
@@ -235,8 +235,8 @@ class Config(Section):
     @property
     def validates_by_loss(self) -> bool:
         """Whether validation rows are judged by the mean loss, not by the task's metric."""
-        chosen = self.evaluation.validation
-        return chosen == "loss" or (chosen is None and self.head.writes)
+        measure = self.evaluation.validation
+        return measure == "loss" or (measure is None and self.head.writes)
 
     @property
     def data_seed(self) -> int:
@@ -286,8 +286,8 @@ class Config(Section):
                 self.privacy.parts == "all" and bool(self.evaluation.new_silos)
             ),
         }
-        for why, given in refused.items():
-            if given:
+        for why, condition in refused.items():
+            if condition:
                 raise ValueError(f"privacy.unit beside {why}")
 
     def _check_shares(self) -> None:
@@ -311,8 +311,8 @@ class Config(Section):
             "uplink: no change is sent; allowed: none": bool(self.uplink.name),
             "attack: no change is sent; leave it out": self.attack.name != "none",
         }
-        for why, given in refused.items():
-            if given:
+        for why, condition in refused.items():
+            if condition:
                 raise ValueError(f"privacy.shares beside {why}")
 
     @model_validator(mode="after")
@@ -327,10 +327,10 @@ class Config(Section):
             return self
         if self.privacy.parts == "all":
             raise ValueError("privacy.parts: all is about noise on rows; give privacy.unit")
-        given = [key for key in ("epsilon", "delta", "secret") if getattr(self.privacy, key) is not None]
-        if given and not local and not central:
+        keys = [key for key in ("epsilon", "delta", "secret") if getattr(self.privacy, key) is not None]
+        if keys and not local and not central:
             raise ValueError(
-                f"privacy.{given[0]}: nothing adds noise; use uplink=clip,laplace, uplink=clip,gaussian or "
+                f"privacy.{keys[0]}: nothing adds noise; use uplink=clip,laplace, uplink=clip,gaussian or "
                 "aggregation.noise_multiplier"
             )
         return self
@@ -358,8 +358,8 @@ class Config(Section):
             ),
             "train.early_stopping: scores stay at the silos; leave it out": self.train.early_stopping is not None,
         }
-        for why, given in refused.items():
-            if self.aggregation.secure and given:
+        for why, condition in refused.items():
+            if self.aggregation.secure and condition:
                 raise ValueError(f"aggregation.secure beside {why}")
         return self
 

@@ -91,7 +91,7 @@ def _dotted(model: type[BaseModel]) -> list[str]:
         kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
         inner = [key for kind in kinds if issubclass(kind, BaseModel) for key in kind.model_fields]
         registry = {"method": METHODS, "tuner": TUNERS}.get(name)
-        options = [option for made in (registry or {}).values() for option in made.Options.model_fields]
+        options = [option for entry in (registry or {}).values() for option in entry.Options.model_fields]
         group = f"{name}.NAME" if kinds != [field.annotation] and inner else name
         keys += [name, *(f"{group}.{key}" for key in dict.fromkeys([*inner, *options]))]
     return keys
@@ -188,18 +188,18 @@ class Section(Group):
         """Refuse keys without effect; this runs before a section's own validators, which may fill in values."""
         cls, section = type(self), self.section_name()
         for key, owners in self.owners.items():
-            chosen = getattr(self, self.chooser)
-            if not has_effect(cls, key, chosen) and getattr(self, key) != cls.model_fields[key].get_default():
-                names = chosen if isinstance(chosen, str) else ",".join(chosen) or "none"
+            value = getattr(self, self.chooser)
+            if not has_effect(cls, key, value) and getattr(self, key) != cls.model_fields[key].get_default():
+                names = value if isinstance(value, str) else ",".join(value) or "none"
                 choice = section if self.chooser == "name" else f"{section}.{self.chooser}"
                 having = " or ".join(f"{choice}={owner}" for owner in owners)
                 raise ValueError(f"{key} belongs to {having}, not to {choice}={names}; leave {section}.{key} out")
         return self
 
 
-def has_effect(section: type[Section], key: str, chosen: Any) -> bool:
+def has_effect(section: type[Section], key: str, choice: Any) -> bool:
     """Return whether a key has an effect under a choice: a name, or several as a list or separated by commas."""
-    owners, names = section.owners.get(key), listed(chosen)
+    owners, names = section.owners.get(key), listed(choice)
     return owners is None or (isinstance(names, list) and any(name in owners for name in names))
 
 
@@ -222,8 +222,8 @@ class ShortSection(Section):
     @model_serializer(mode="wrap")
     def _shortest(self, handler: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
         defaults = {key: field.default for key, field in type(self).model_fields.items()}
-        chosen = {key: value for key, value in handler(self).items() if value != defaults[key]}
-        return self.name if chosen.keys() <= {"name"} else {"name": self.name} | chosen
+        options = {key: value for key, value in handler(self).items() if value != defaults[key]}
+        return self.name if options.keys() <= {"name"} else {"name": self.name} | options
 
 
 class ExtensibleSection(Section):

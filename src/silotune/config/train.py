@@ -29,10 +29,10 @@ class CacheConfig(Section):
     )
 
 
-def _dropout(given: object) -> object:
-    if given in (None, "own") or (isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1):
-        return given
-    raise ValueError(f"must be own (the backbone's own rates), or a rate from 0 to below 1 (got {given!r})")
+def _dropout(value: object) -> object:
+    if value in (None, "own") or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1):
+        return value
+    raise ValueError(f"must be own (the backbone's own rates), or a rate from 0 to below 1 (got {value!r})")
 
 
 Dropout = Annotated[float | Literal["own"] | None, BeforeValidator(_dropout)]
@@ -42,16 +42,16 @@ Dropout = Annotated[float | Literal["own"] | None, BeforeValidator(_dropout)]
 _HEAVIEST = 1_000_000
 
 
-def _class_weights(given: object) -> object:
-    if given in ("none", "balanced"):
-        return given
-    if not isinstance(given, Mapping) or not given:
-        raise ValueError(f"must be none, balanced, or a weight for each label, as {{yes: 2}} (got {given!r:.60})")
-    quoted(given, "the label")
-    for label, weight in given.items():
+def _class_weights(value: object) -> object:
+    if value in ("none", "balanced"):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(f"must be none, balanced, or a weight for each label, as {{yes: 2}} (got {value!r:.60})")
+    quoted(value, "the label")
+    for label, weight in value.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= _HEAVIEST:
             raise ValueError(f"the weight of label {label!r} must be above 0, at most {_HEAVIEST:,} (got {weight!r})")
-    return {str(label): float(weight) for label, weight in given.items()}
+    return {str(label): float(weight) for label, weight in value.items()}
 
 
 ClassWeights = Annotated[dict[str, float] | Literal["none", "balanced"], BeforeValidator(_class_weights)]

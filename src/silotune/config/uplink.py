@@ -66,10 +66,10 @@ class UplinkConfig(ExtensibleSection):
 
     @field_validator("name", mode="before")
     @classmethod
-    def _words(cls, given: object) -> object:
+    def _words(cls, value: object) -> object:
         """Read a list, or words separated by commas; nothing and `none` mean no steps."""
-        nothing = given is None or given == "none" or (isinstance(given, str) and not given.strip())
-        return [] if nothing else listed(given)
+        nothing = value is None or value == "none" or (isinstance(value, str) and not value.strip())
+        return [] if nothing else listed(value)
 
     @field_validator("name")
     @classmethod
@@ -108,15 +108,15 @@ class UplinkConfig(ExtensibleSection):
         return self
 
     def _check_scale(self) -> None:
-        steps, given = ",".join(self.name), [key for key in ("epsilon", "delta") if getattr(self, key) is not None]
+        steps, keys = ",".join(self.name), [key for key in ("epsilon", "delta") if getattr(self, key) is not None]
         if self.scale is not None and self.noise is not None:
             raise ValueError(f"scale: that of {steps} follows from clip and epsilon; leave it out, or leave out clip")
         if self.bare_noise is not None and self.scale is None:
             raise ValueError(
                 f"without clip before it, noise promises nothing (got {steps}); add clip, or give scale without an ε"
             )
-        if self.bare_noise is not None and given:
-            raise ValueError(f"{given[0]}: without clip, noise promises nothing (got {steps}); add clip")
+        if self.bare_noise is not None and keys:
+            raise ValueError(f"{keys[0]}: without clip, noise promises nothing (got {steps}); add clip")
 
     @property
     def noise(self) -> str | None:

@@ -88,12 +88,12 @@ def number_or_auto(of: str, most: int | None = None, *, or_none: bool = False) -
     """Return the validator of a key that takes a number from 1, or `auto`; the message says of what."""
     allowed = "at least 1" if most is None else f"1 to {most}"
 
-    def check(given: object) -> object:
-        if given == "auto" or (given is None and or_none):
-            return given
-        if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= (most or given):
-            return given
-        raise ValueError(f"must be a number of {of} ({allowed}), or auto (got {given!r})")
+    def check(value: object) -> object:
+        if value == "auto" or (value is None and or_none):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (most or value):
+            return value
+        raise ValueError(f"must be a number of {of} ({allowed}), or auto (got {value!r})")
 
     return BeforeValidator(check)
 

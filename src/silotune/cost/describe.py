@@ -27,13 +27,13 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     backbone's weights.
     """
     config = read_config("demo", [f"method={method}", *overrides])
-    made = make_method(config)
-    check_method(made)
+    instance = make_method(config)
+    check_method(instance)
     # Float32, since a part that copies the backbone's weights has them in float32. No part holds the LM head's weights.
     backbone = load_backbone(config.backbone, precision="fp32")
     rows, sent, received = [], [], []
     tuned: dict[str, None] = {}
-    for name, part in made.parts().items():
+    for name, part in instance.parts().items():
         tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))
         if not tensors:  # the verbalizer and the language-model head have none
             continue
@@ -49,11 +49,11 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         )
         if (tuner := tuner_of(part.module)) is not None:
             tuned |= dict.fromkeys(tuner.target_modules(tensors))
-        if name in made.sends():
+        if name in instance.sends():
             sent.append(rows[-1])
         elif part.scope is Scope.SHARED:
             received.append(rows[-1])
-    leaves = _sentence(sent, config.uplink.name, made.collects_rows)
+    leaves = _sentence(sent, config.uplink.name, instance.collects_rows)
     down = f"What only comes down: the tensors of {_sizes(received)}." if received else ""
     return {
         "method": method,

@@ -136,23 +136,23 @@ def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True
     options, rest = _split(words)
     config = read_config("demo", [f"method={method}", *rest])
     shape = load_shape(config.backbone.name)
-    made = _method(config, shape)
+    instance = _method(config, shape)
     if count_flops:
-        check_length("tokens", options["tokens"], made.setting.tuner, shape.backbone)
-    if made.setting.head.task_kind not in ("classification", "generation"):
+        check_length("tokens", options["tokens"], instance.setting.tuner, shape.backbone)
+    if instance.setting.head.task_kind not in ("classification", "generation"):
         raise InputError(f"cost: head={config.head.name} is not counted; head=linear computes nearly the same")
     task = Task("task", tuple(f"label {number}" for number in range(options["labels"])))
     with shape.mode:
         state: State = {
             name: part.module.init(shape.backbone, [task], generator(config.seed, "init", name))
-            for name, part in made.parts().items()
+            for name, part in instance.parts().items()
         }
         done, tokens = WorkCount(0, 0, 0, 0), options["tokens"]
         if count_flops:
             decode = {"verbalizer": DECODER_TOKENS, "lm": tokens}.get(config.head.name, 0)
             batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
-            done = count_work(shape.backbone, made, state, batch, config.train, config.rounds)
-    return _cost(config, shape, made, state, done, options)
+            done = count_work(shape.backbone, instance, state, batch, config.train, config.rounds)
+    return _cost(config, shape, instance, state, done, options)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
@@ -172,16 +172,16 @@ def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 
 def _method(config: Config, shape: Shape) -> Method:
     """Make the configured method; a stub without tokenizer replaces heads over the vocabulary."""
-    made = make_method(config)
+    method = make_method(config)
     name = config.head.name
-    if made.setting.head.reads_reference:
+    if method.setting.head.reads_reference:
         raise InputError(f"cost: head={name} is not counted; head=lm counts one of a pair's two answers")
     if name not in LANGUAGE_MODEL_HEADS:
-        return made
+        return method
     if not shape.language_model:
         raise InputError(f"head: {config.backbone.name} has no language model; allowed: mlp, linear")
-    setting = dataclasses.replace(made.setting, head=VocabularyHeadStub(shape.backbone, name))
-    return METHODS[made.name](setting, made.options)
+    setting = dataclasses.replace(method.setting, head=VocabularyHeadStub(shape.backbone, name))
+    return METHODS[method.name](setting, method.options)
 
 
 def _backbone_bytes(shape: Shape, head: str, quantization: str, value_bytes: int) -> int:
@@ -216,10 +216,10 @@ def message_sizes(
     shared = names_with(parts, Scope.SHARED)
     if not any(prod(shape) for name in shared for shape in shapes[name].values()):
         return 0, 0
-    sent, fields = _expected(shapes, shared if leaving is None else leaving), {"round": 1, "silo": SILO, "rows": ROWS}
+    update, fields = _expected(shapes, shared if leaving is None else leaving), {"round": 1, "silo": SILO, "rows": ROWS}
     if uplink.names:
-        sent, fields = uplink.expected(sent), fields | {"uplink": uplink.label}
-    return _size(sent, fields), _size(_expected(shapes, shared), {"round": 1})
+        update, fields = uplink.expected(update), fields | {"uplink": uplink.label}
+    return _size(update, fields), _size(_expected(shapes, shared), {"round": 1})
 
 
 def _expected(shapes: Shapes, parts: Collection[str]) -> Expected:
@@ -282,9 +282,9 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     if head_name == "lm":
         words = len(shape.backbone.word_embeddings)
         scores = min(max(SCORES_AT_ONCE, words), config.train.batch_size * options["tokens"] * words)
-    held = 3 * 4 * scores  # with their log-softmax and its gradient
+    score_memory = 3 * 4 * scores  # with their log-softmax and its gradient
     weights = _backbone_bytes(shape, head_name, quantization, 4)
-    peak = weights + held + work.training_state + work.saved if work.train else 0
+    peak = weights + score_memory + work.training_state + work.saved if work.train else 0
     value_bytes = _VALUE_BYTES.get(config.precision.name, 4)
     return Cost(
         method=method.name,

@@ -54,8 +54,8 @@ class Backdoor:
         target = self.target(silo.task)
         candidates = [row for row in silo.splits.train if row.label != target]
         sampler(self.seed, "poison", silo.name).shuffle(candidates)
-        chosen = candidates[: ceil_fraction(self.config.rate, len(candidates))]
-        return [replace(row, label=target) for row in self.with_trigger(silo.task, chosen)]
+        rows = candidates[: ceil_fraction(self.config.rate, len(candidates))]
+        return [replace(row, label=target) for row in self.with_trigger(silo.task, rows)]
 
     def test_rows(self, task: Task, rows: Sequence[Row]) -> list[Row]:
         """Return the rows whose label is not the target, with the trigger inserted and their labels kept."""
@@ -163,7 +163,7 @@ def _shortened(texts: Texts, tokens: int, excess: int) -> Texts:
     """Drop about `excess` of `tokens` tokens: whole words from the end of the longest text."""
     longest = max(range(len(texts)), key=lambda index: len(texts[index]))
     text = texts[longest]
-    kept = text[: max(len(text) - max(excess * sum(map(len, texts)) // tokens, 1), 0)]
-    if kept and not text[len(kept)].isspace() and len(kept.split()) > 1:
-        kept = kept.rsplit(None, 1)[0]
-    return tuple(kept.rstrip() if index == longest else text for index, text in enumerate(texts))
+    beginning = text[: max(len(text) - max(excess * sum(map(len, texts)) // tokens, 1), 0)]
+    if beginning and not text[len(beginning)].isspace() and len(beginning.split()) > 1:
+        beginning = beginning.rsplit(None, 1)[0]
+    return tuple(beginning.rstrip() if index == longest else text for index, text in enumerate(texts))

@@ -186,7 +186,7 @@ def rows_in(inputs: Inputs) -> int:
 
 def make_batch(
     rows: TokenizedRows,
-    chosen: Sequence[int],
+    indices: Sequence[int],
     pad_id: int,
     call_cost: int | None = CALL_COST,
     limit: TokenLimit | None = None,
@@ -197,14 +197,14 @@ def make_batch(
 
     Args:
         rows: the data set.
-        chosen: indices of the batch's rows.
+        indices: which the batch's rows are.
         pad_id: token id for padding.
         call_cost: overhead of a micro-batch in tokens; None leaves the batch uncut (without micro-batches).
         limit: the most tokens of a micro-batch; None: any number.
         width: pads tokens and decoder tokens to this length; None: to lengths that follow from the rows.
         windows: fills every row up to so many windows, where rows are read in windows.
     """
-    order = sorted(chosen, key=lambda row: (rows.width(row), row))
+    order = sorted(indices, key=lambda row: (rows.width(row), row))
     widths = [width or padded_width(rows, [row]) for row in order]
     counts = [windows or rows.passes(row) for row in order]
     ends = [] if call_cost is None else optimal_cuts(widths, call_cost, counts, limit)
@@ -244,16 +244,16 @@ def optimal_cuts(
 
 
 def make_inputs(
-    rows: TokenizedRows, chosen: Sequence[int], pad_id: int, fixed: int | None = None, windows: int = 0
+    rows: TokenizedRows, indices: Sequence[int], pad_id: int, fixed: int | None = None, windows: int = 0
 ) -> Inputs:
     """Pad chosen rows, in the given order, to the inputs of one forward pass, of a `fixed` length or the least.
 
     A row read in windows becomes a sequence for each, and for each that fills it up to `windows` its first again.
     """
-    width = fixed or padded_width(rows, chosen)
-    spans = [rows.spans(row) for row in chosen]
+    width = fixed or padded_width(rows, indices)
+    spans = [rows.spans(row) for row in indices]
     filled = [[*own, *own[:1] * (windows - len(own))] for own in spans]
-    sequences = [(row, start, end) for row, own in zip(chosen, filled, strict=True) for start, end in own]
+    sequences = [(row, start, end) for row, own in zip(indices, filled, strict=True) for start, end in own]
     ids, mask = pad_lists([rows.ids[row][start:end] for row, start, end in sequences], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
@@ -263,31 +263,31 @@ def make_inputs(
         marks = [[1] * len(own) + [2] * (len(all_) - len(own)) for own, all_ in zip(spans, filled, strict=True)]
         inputs[WINDOWS] = pad_lists(marks, 0, width=max(windows, rows.most_windows))[0]
     if rows.soft is not None:
-        inputs[SOFT_AT] = torch.tensor([rows.soft[row] for row in chosen])
+        inputs[SOFT_AT] = torch.tensor([rows.soft[row] for row in indices])
     if rows.decoder is not None:
-        ids, mask = pad_lists([rows.decoder[row] for row in chosen], pad_id, width=fixed or 0)
+        ids, mask = pad_lists([rows.decoder[row] for row in indices], pad_id, width=fixed or 0)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     if rows.reads is not None:
         begins = accumulate(map(len, filled), initial=0)  # of each row's sequences
         reads = [
             (begin + place, at - own[place][0])
-            for begin, row, own in zip(begins, chosen, spans, strict=False)
+            for begin, row, own in zip(begins, indices, spans, strict=False)
             for at in rows.reads[row]
             for place in [bisect_right(own, (at, 2**62)) - 1]
         ]
-        inputs[READ_COUNTS] = torch.tensor([len(rows.reads[row]) for row in chosen])
+        inputs[READ_COUNTS] = torch.tensor([len(rows.reads[row]) for row in indices])
         inputs[READ_ROWS], inputs[READ_POSITIONS] = torch.tensor(reads, dtype=torch.int64).reshape(-1, 2).unbind(1)
     if rows.targets is not None:
-        inputs[READ_TARGETS] = torch.tensor([token for row in chosen for token in rows.targets[row]])
+        inputs[READ_TARGETS] = torch.tensor([token for row in indices for token in rows.targets[row]])
     return inputs
 
 
-def padded_width(rows: TokenizedRows, chosen: Sequence[int]) -> int:
+def padded_width(rows: TokenizedRows, indices: Sequence[int]) -> int:
     """Return the length of the longest chosen row, rounded up to a multiple of 8 but at most the data's longest.
 
     Kernels are compiled and cached per shape: fewer shapes are faster and need far less memory.
     """
-    longest = max(map(rows.width, chosen))
+    longest = max(map(rows.width, indices))
     return min(-(-longest // 8) * 8, rows.longest)
 
 
@@ -348,13 +348,13 @@ def epoch_batches(
     chunks: list[tuple[str, list[int]]] = []
     for task in sorted(data):
         order = torch.randperm(data[task].examples, generator=draws).tolist()
-        chunks += [(task, chosen) for chosen in _cut(order, batch_size, even)]
+        chunks += [(task, indices) for indices in _cut(order, batch_size, even)]
     if len(data) > 1:
         chunks = [chunks[position] for position in torch.randperm(len(chunks), generator=draws).tolist()]
-    for task, chosen in chunks:
-        batch = make_batch(data[task], data[task].sequences(chosen), pad_id, call_cost, limit)
+    for task, indices in chunks:
+        batch = make_batch(data[task], data[task].sequences(indices), pad_id, call_cost, limit)
         rows = data[task].examples
-        yield replace(batch, weight=len(chosen) * batch_count(rows, batch_size) / rows) if even else batch
+        yield replace(batch, weight=len(indices) * batch_count(rows, batch_size) / rows) if even else batch
 
 
 def draw_batches(one_pass: Callable[[int], Iterator[Batch]], number: int, repeats: int = 1) -> Iterator[Batch]:

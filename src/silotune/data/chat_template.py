@@ -48,15 +48,15 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, name: str | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
-        given: Any = getattr(tokenizer, "chat_template", None)
-        if not given:
+        template: Any = getattr(tokenizer, "chat_template", None)
+        if not template:
             raise InputError("head.template: 'chat' needs a tokenizer with a chat template; this backbone's has none")
-        templates: dict[str, str] = given if isinstance(given, dict) else {"default": given}
-        wanted = "default" if name is None else name
-        require_known("template in head.chat_template", wanted, templates)
+        templates: dict[str, str] = template if isinstance(template, dict) else {"default": template}
+        key = "default" if name is None else name
+        require_known("template in head.chat_template", key, templates)
         self._tokenizer: Any = tokenizer
-        self._name = wanted
-        self._template = _clock() * ("strftime_now" in templates[wanted]) + templates[wanted]
+        self._name = key
+        self._template = _clock() * ("strftime_now" in templates[key]) + templates[key]
         self._options = dict(options or {})
         self._with_tools: dict[str, ChatTemplate] = {"": self}
 
@@ -90,10 +90,10 @@ class ChatTemplate:
     def turn_end(self) -> tuple[str, int | None]:
         """The text that ends the assistant's turn, up to its special token, and the token; ("", None) without one."""
         added = {str(token) for token in self._tokenizer.get_added_vocab()} | {*self._tokenizer.all_special_tokens}
-        found = [(self._tail.index(token), -len(token), token) for token in added if token and token in self._tail]
-        if not found:
+        candidates = [(self._tail.index(token), -len(token), token) for token in added if token and token in self._tail]
+        if not candidates:
             return "", None
-        begin, _, token = min(found)
+        begin, _, token = min(candidates)
         return self._tail[: begin + len(token)], int(self._tokenizer.convert_tokens_to_ids(token))
 
     @cached_property
@@ -230,8 +230,8 @@ def _called(tool: Mapping[str, Any]) -> str:
 
 def _texts(turn: Turn) -> list[str]:
     """Return what a template should write of a turn: its thoughts, its content, and the names of tools it calls."""
-    said = message_of(turn)
-    texts = [said.get("reasoning_content", ""), said["content"], *map(_called, said.get("tool_calls", ()))]
+    message = message_of(turn)
+    texts = [message.get("reasoning_content", ""), message["content"], *map(_called, message.get("tool_calls", ()))]
     return [text for text in texts if text.strip()]
 
 
@@ -246,8 +246,8 @@ def _without_spaces(text: str) -> str:
 
 def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the tokens that end the assistant's turn in the tokenizer's chat templates; empty without a template."""
-    given: Any = getattr(tokenizer, "chat_template", None)
-    names = sorted(given) if isinstance(given, dict) else [None] if given else []
+    template: Any = getattr(tokenizer, "chat_template", None)
+    names = sorted(template) if isinstance(template, dict) else [None] if template else []
     ids = set()
     for name in names:
         try:

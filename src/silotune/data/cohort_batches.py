@@ -74,9 +74,9 @@ def cut_jointly(
     ends = optimal_cuts([width for width, _ in width_groups], call_cost, counts, limit)
     joint = []
     for begin, end in pairwise([0, *ends]):
-        chosen = sorted(entry[1:] for _, group_rows in width_groups[begin:end] for entry in group_rows)
+        members = sorted(entry[1:] for _, group_rows in width_groups[begin:end] for entry in group_rows)
         pieces = []
-        for owner, group in groupby(chosen, key=lambda entry: entry[0]):
+        for owner, group in groupby(members, key=lambda entry: entry[0]):
             entries = list(group)
             inputs = make_inputs(_source(batches[owner]), [row for *_, row in entries], pad_id)
             pieces.append(Piece(owner, entries[0][1], inputs["input_ids"].shape[1], inputs))

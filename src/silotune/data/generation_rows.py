@@ -62,7 +62,7 @@ def generation_rows(path: Path, records: Sequence[Record], format: Format) -> li
     """Make the rows of a generation task in one of the known formats."""
     rows = _READERS[format](path, records)
     remarks = [_left_out(record, format) for record in records]
-    return [replace(row, remarks=found) if found else row for row, found in zip(rows, remarks, strict=True)]
+    return [replace(row, remarks=own) if own else row for row, own in zip(rows, remarks, strict=True)]
 
 
 def _left_out(record: Record, format: Format) -> tuple[str, ...]:
@@ -118,11 +118,11 @@ def _conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
             weights = [None, *weights]
         before, (_, answer, *more) = _with_answer(turns, weights, f"{where}: {column!r}")
         untrained = tuple(n - len(before) - 1 for n in range(len(before)) if weights[n] == 0)
-        said = more[0] if more else ""
+        extra = more[0] if more else ""
         if not answer:  # tools are called without a word
-            answer, said = said, json.dumps(json.loads(said) | {"content": ""}, ensure_ascii=False)
+            answer, extra = extra, json.dumps(json.loads(extra) | {"content": ""}, ensure_ascii=False)
         tools = _read_tools(record.get(TOOLS), f"{where}: {TOOLS!r}")
-        rows.append(Row((before[-1][1], ""), 0, answer, turns=before, untrained=untrained, said=said, tools=tools))
+        rows.append(Row((before[-1][1], ""), 0, answer, turns=before, untrained=untrained, said=extra, tools=tools))
     return rows
 
 

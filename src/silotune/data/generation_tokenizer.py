@@ -75,8 +75,8 @@ class GenerationTokenizer:
         """Tokenize rows of one task."""
         answered = [row for row in rows if row.answer]
         if any(bool(row.rejected) is not self.pairs for row in answered):
-            found, head = ("no preference pairs", "lm") if self.pairs else ("preference pairs", "dpo")
-            raise InputError(f"head: the rows of task {task.name!r} are {found}; allowed: {head}")
+            content, head = ("no preference pairs", "lm") if self.pairs else ("preference pairs", "dpo")
+            raise InputError(f"head: the rows of task {task.name!r} are {content}; allowed: {head}")
         sizes = [2] * len(rows) if self.pairs and answered else None
         if sizes is not None:
             rows = [one for row in rows for one in (row, replace(row, answer=row.rejected))]

@@ -111,13 +111,13 @@ def _load(location: list[str]) -> Any:
 
 def _rows(split: Any, published: HubSet, task: Task) -> list[Row]:
     texts = zip(*(split[column] for column in published.texts), strict=True)
-    known = zip(texts, split["label"], strict=True)
+    pairs = zip(texts, split["label"], strict=True)
     if task.kind == "regression":
-        rows = [Row(text, 0, target=float(number)) for text, number in known]
+        rows = [Row(text, 0, target=float(number)) for text, number in pairs]
         if not all(math.isfinite(number_of(row)) for row in rows):
             raise ValueError("a label that is no finite number")
     else:
-        rows = [Row(text, int(label)) for text, label in known]
+        rows = [Row(text, int(label)) for text, label in pairs]
         if not all(0 <= row.label < len(task.labels) for row in rows):
             raise ValueError(f"a label outside 0 to {len(task.labels) - 1}")
     return [row for row in rows if any(text.strip() for text in row.texts)]

@@ -90,8 +90,8 @@ def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> tuple
         raise InputError(f"silo {silo!r}: the data set has neither a test nor a validation split")
     if not validation and rule.validation_rows != 0:
         most = len(train) - max(1, round(0.1 * len(train)))
-        kept = most if rule.train_rows is None else min(rule.train_rows, most)
-        train, validation = train[:kept], train[kept:]
+        size = most if rule.train_rows is None else min(rule.train_rows, most)
+        train, validation = train[:size], train[size:]
     return train[: rule.rows_per_silo], validation, test
 
 
@@ -278,17 +278,17 @@ def _judged_by(task: Task, metric: str, positive: str | None, name: str) -> Task
     return make_task(task.name, culprit, task.kind, task.labels, metric, positive or task.positive or None)
 
 
-def _renamed(task: Task, name: str, wanted: list[str] | None) -> Task:
+def _renamed(task: Task, name: str, names: list[str] | None) -> Task:
     """Return the task under another name, and with the wanted label names if there are any."""
-    if wanted is None:
+    if names is None:
         return replace(task, name=name)
     if not task.labels:
         raise InputError(f"data.labels: {task.name!r} has none, but {task.rules.rows}; leave it out")
-    if len(wanted) != len(task.labels):
+    if len(names) != len(task.labels):
         labels = ", ".join(task.labels)
-        raise InputError(f"data.labels: {len(wanted)} names, but {task.name!r} has {len(task.labels)}: {labels}")
-    positive = wanted[task.positive_index] if task.positive else ""
-    return replace(task, name=name, labels=tuple(wanted), positive=positive)
+        raise InputError(f"data.labels: {len(names)} names, but {task.name!r} has {len(task.labels)}: {labels}")
+    positive = names[task.positive_index] if task.positive else ""
+    return replace(task, name=name, labels=tuple(names), positive=positive)
 
 
 NO_LABEL = -1
@@ -323,16 +323,16 @@ def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int)
         raise InputError(f"server: labeled rows are of one classification task, found {', '.join(task_names)}")
     if server.labels_per_class is None and server.labelled_rows is None:
         raise InputError("server.labels_per_class: say how many labeled rows of each label the coordinator has")
-    chosen: list[Row] = []
+    sample: list[Row] = []
     rows = sorted((row for silo in data for row in silo.splits.train), key=lambda row: (row.label, row.texts))
     for label, name in enumerate(task.labels):
         of_label = [row for row in rows if row.label == label]
         each, more = divmod(server.labelled_rows or 0, len(task.labels))
-        wanted = server.labels_per_class or each + (label < more)
-        if wanted > len(of_label):
+        count = server.labels_per_class or each + (label < more)
+        if count > len(of_label):
             key = "labels_per_class" if server.labels_per_class else "labelled_rows"
             raise InputError(
-                f"server.{key}: {wanted} rows of label {name!r} are asked for, but there are only {len(of_label)}"
+                f"server.{key}: {count} rows of label {name!r} are asked for, but there are only {len(of_label)}"
             )
-        chosen += sampler(seed, "labelled", name).sample(of_label, wanted)
-    return SiloData("coordinator", task, Splits(train=chosen))
+        sample += sampler(seed, "labelled", name).sample(of_label, count)
+    return SiloData("coordinator", task, Splits(train=sample))

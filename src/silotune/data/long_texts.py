@@ -67,13 +67,13 @@ def encode(
         _check_windows(tokenizer, len(columns), max_length, long)
     more = {"stride": long.common(max_length), "return_overflowing_tokens": True} if windows else {}
     cut = {} if long.reads == "refuse" else {"truncation": True, "max_length": max_length}
-    found = tokenizer(*map(list, columns), **cut, **more, **({"return_offsets_mapping": True} if offsets else {}))
-    ids, types, places = found["input_ids"], found.get("token_type_ids"), found.get("offset_mapping", [])
+    encoding = tokenizer(*map(list, columns), **cut, **more, **({"return_offsets_mapping": True} if offsets else {}))
+    ids, types, places = encoding["input_ids"], encoding.get("token_type_ids"), encoding.get("offset_mapping", [])
     if not windows:
         if long.reads == "refuse":
             _refuse([len(own) for own in ids], max_length)
         return Encoded(ids, types, None, [[own] for own in places])
-    owners = found["overflow_to_sample_mapping"]
+    owners = encoding["overflow_to_sample_mapping"]
 
     def grouped(of_windows: Sequence[Any]) -> list[list[Any]]:
         pairs = zip(owners, of_windows, strict=True)

@@ -80,21 +80,21 @@ def with_own_rows(
     own = rule.evaluation == "own"
     if silos[0].task.rules.one_label and rule.name != "column":
         shares = label_shares([row.label for row in rows.train], groups, len(silos[0].task.labels))
-        made = [
+        result = [
             replace(silo, weights=_weights(of_silo, rows), judged_by_own=own)
             for silo, of_silo in zip(silos, shares, strict=True)
         ]
-        judged = [any(silo.weights["test"]) for silo in made]
+        judged = [any(silo.weights["test"]) for silo in result]
     elif own:
-        made = _dealt(silos, rows, rule, seed)
-        judged = [bool(silo.splits.test) for silo in made]
+        result = _dealt(silos, rows, rule, seed)
+        judged = [bool(silo.splits.test) for silo in result]
     else:
         return list(silos)
     if own and not any(judged):
         raise InputError(
             f"partition.evaluation=own: no silo has {LEAST} test rows of its own kind; allowed: shared, or fewer silos"
         )
-    return made
+    return result
 
 
 def _weights(shares: NDArray[np.float64], rows: Splits) -> dict[str, list[float]]:

@@ -50,7 +50,7 @@ def own_sets(
     for silo in silos:
         with _naming(silo):
             parts = _silo_files(silo)
-            records[silo.name] = {part: read() for part, (_, read) in parts.items()}
+            records[silo.name] = {part: reader() for part, (_, reader) in parts.items()}
             paths[silo.name] = {part: path for part, (path, _) in parts.items()}
     formats = {silo.name: _format(silo, records[silo.name]["train"][0]) for silo in silos}
     tasks: dict[str, Task] = {}
@@ -187,14 +187,14 @@ def _labels(
         raise InputError(f"silos: task {task!r} is declared with different labels: {sorted(declared)}")
     if declared:
         return declared.pop()
-    found: set[str] = set()
+    spellings: set[str] = set()
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
         with _naming(silo):
             reading = Reading(path, silo.columns, silo.label, separator=silo.label_separator)
             require_columns(path, rows[0], KINDS[silo.kind]().columns(reading, rows[0]))
-            found |= {*KINDS[silo.kind]().label_names(reading, rows)}
-    composed = {unicodedata.normalize("NFC", label) for label in found}
+            spellings |= {*KINDS[silo.kind]().label_names(reading, rows)}
+    composed = {unicodedata.normalize("NFC", label) for label in spellings}
     forms = {label_form(label, are_truth_values(composed)) for label in composed}
     names = label_names(forms if len(forms) < len(composed) else composed)
     if len(members) > 1 and (alike := alike_labels(names)):
@@ -288,8 +288,8 @@ def _marked_task(
         raise InputError(
             f"data file {path}: 'label_names' are needed beside privacy.unit, as names in rows tell of them"
         )
-    known = tuple(map(str, declared)) if declared else names()
-    return make_task(name, f"data file {path}", "entities", known, None if metric is None else str(metric))
+    classes = tuple(map(str, declared)) if declared else names()
+    return make_task(name, f"data file {path}", "entities", classes, None if metric is None else str(metric))
 
 
 def _without_nul(record: Record) -> Record:
@@ -306,16 +306,16 @@ def _splits(
     noised: bool,
 ) -> Splits:
     """Add the columns of groups and units; only the training rows must have them."""
-    made = dict(rows)
+    splits = dict(rows)
     for split, file in files.items():
         if split not in rows:
             continue
         train, columns = split == "train", records[split][0]
         if train or (unit in columns and not noised):
-            made[split] = with_units(file, records[split], made[split], unit, noised)
+            splits[split] = with_units(file, records[split], splits[split], unit, noised)
         if train or column in columns:
-            made[split] = with_groups(file, records[split], made[split], column)
-    return Splits(**made)
+            splits[split] = with_groups(file, records[split], splits[split], column)
+    return Splits(**splits)
 
 
 def _labeled_task(name: str, path: Path) -> Task:

@@ -94,20 +94,20 @@ def dirichlet_balanced(labels: Indices, silos: int, alpha: float, draws: np.rand
     Hsu et al. 2019, as implemented by Flower's earlier data sets. A label that is used up leaves the later draws, so
     the last silos take the remaining rows.
     """
-    left = [list(draws.permutation(np.flatnonzero(labels == label))) for label in np.unique(labels)]
+    pools = [list(draws.permutation(np.flatnonzero(labels == label))) for label in np.unique(labels)]
     sizes = [len(piece) for piece in np.array_split(labels, silos)]
     groups = []
     for size in sizes:
-        shares = _shares(len(left), alpha, draws) if left else np.zeros(0)
-        chosen: list[int] = []
-        while len(chosen) < size:  # every iteration but the last exhausts a label
-            remaining = np.array([len(rows) for rows in left], dtype=np.float64)
+        shares = _shares(len(pools), alpha, draws) if pools else np.zeros(0)
+        group: list[int] = []
+        while len(group) < size:  # every iteration but the last exhausts a label
+            remaining = np.array([len(rows) for rows in pools], dtype=np.float64)
             weights = np.where(remaining > 0, shares, 0.0)
             weights = weights if weights.sum() > 0 else remaining  # all labels with a share are exhausted
-            drawn = draws.multinomial(size - len(chosen), weights / weights.sum())
-            for rows, number in zip(left, drawn.tolist(), strict=True):
-                chosen += [rows.pop() for _ in range(min(number, len(rows)))]
-        groups.append(np.array(chosen, dtype=np.int64))
+            numbers = draws.multinomial(size - len(group), weights / weights.sum())
+            for rows, number in zip(pools, numbers.tolist(), strict=True):
+                group += [rows.pop() for _ in range(min(number, len(rows)))]
+        groups.append(np.array(group, dtype=np.int64))
     return groups
 
 

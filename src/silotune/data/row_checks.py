@@ -45,13 +45,13 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
     """
     splits: dict[str, list[Row]] = {name: getattr(silo.splits, name) for name in SPLITS}
     keys = {name: [row_key(silo.task, row) for row in rows] for name, rows in splits.items()}
-    seen, regression = {*keys["train"]}, silo.task.kind == "regression"
+    train_keys, regression = {*keys["train"]}, silo.task.kind == "regression"
     return {
         "label_rows": {name: _label_counts(silo, rows) for name, rows in splits.items()},
         "numbers": {name: number_spread(rows) for name, rows in splits.items()} if regression else {},
         "characters": {name: spread([sum(map(len, _texts(row))) for row in rows]) for name, rows in splits.items()},
         "duplicates": {name: len(of_split) - len({*of_split}) for name, of_split in keys.items()},
-        "shared": {name: sum(key in seen for key in keys[name]) for name in SPLITS[1:]},
+        "shared": {name: sum(key in train_keys for key in keys[name]) for name in SPLITS[1:]},
         "contradictions": _contradictions(silo, keys["train"]),
         "alike": alike_labels(silo.task.labels),
     }
@@ -237,5 +237,5 @@ def _contradictions(silo: SiloData, keys: Sequence[tuple[str, ...]]) -> int:
 
 
 def _quoted(labels: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, labels[:5]))
-    return f"{shown} and {len(labels) - 5} more" if len(labels) > 5 else shown
+    text = ", ".join(map(repr, labels[:5]))
+    return f"{text} and {len(labels) - 5} more" if len(labels) > 5 else text

@@ -86,9 +86,9 @@ def _read(path: Path, task: Task) -> list[Row]:
                 raise ValueError(f"{line[:60]} is not a row")
             label, target = _known(task, known)
             row = Row(tuple(texts), label, answer, turns=tuple(map(tuple, turns)), rejected=rejected, target=target)
-            unit, said, tools = (str(named.get(name, "")) for name in _NAMED)
+            unit, extra, tools = (str(named.get(name, "")) for name in _NAMED)
             read_only = tuple(map(int, untrained[0])) if untrained else ()
-            rows.append(replace(row, untrained=read_only, unit=unit, said=said, tools=tools))
+            rows.append(replace(row, untrained=read_only, unit=unit, said=extra, tools=tools))
     return rows
 
 
@@ -96,5 +96,5 @@ def _known(task: Task, known: Any) -> tuple[int, float | tuple[Any, ...] | None]
     """Return `label` and `target` of a row; a folder of a coordinator's labeled rows is written by hand."""
     if type(known) is int and known == UNREAD:
         return UNREAD, None
-    found: tuple[int, float | tuple[Any, ...] | None] = task.rules.known(task, known)
-    return found
+    result: tuple[int, float | tuple[Any, ...] | None] = task.rules.known(task, known)
+    return result

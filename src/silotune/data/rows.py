@@ -146,17 +146,17 @@ class RowDigests:
     """Fingerprints of silos' splits; rows that silos share are read once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, str] = {}
+        self._digests: dict[int, str] = {}
 
     def of(self, splits: Splits, split: str) -> str:
         """Return the sha256 of a split's rows in order; the splits must live as long as this object."""
         rows: list[Row] = getattr(splits, split)
-        if id(rows) not in self._known:
+        if id(rows) not in self._digests:
             sha = hashlib.sha256()
             for row in rows:
                 sha.update(json.dumps([getattr(row, name) for name in _FIELDS]).encode())
-            self._known[id(rows)] = sha.hexdigest()
-        return self._known[id(rows)]
+            self._digests[id(rows)] = sha.hexdigest()
+        return self._digests[id(rows)]
 
 
 def check_silo(data: SiloData, noised: bool = False) -> SiloData:
@@ -167,8 +167,8 @@ def check_silo(data: SiloData, noised: bool = False) -> SiloData:
     rows = data.splits
     if not rows.train:
         raise InputError(f"silo {data.name!r}: no training rows")
-    known = {row.known for row in rows.train}
-    if len(known) < 2 and data.task.labeled and not noised:
+    values = {row.known for row in rows.train}
+    if len(values) < 2 and data.task.labeled and not noised:
         only, task = rows.train[0], data.task
         raise InputError(
             f"silo {data.name!r}: only one {task.rules.answer} in its training rows ({known_text(task, only)!r}); at "

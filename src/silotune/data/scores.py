@@ -231,15 +231,15 @@ def label_set_scores(logits: Counts, true: Counts, drawn: Counts | None = None) 
         labels' F1; `accuracy`, the share of rows whose set is right as a whole; `auroc`, the mean over the labels that
         some rows have and some have not (NaN if there is none). F1 without any true or predicted label is 0.
     """
-    true, said = true > 0, logits > 0
+    true, answers = true > 0, logits > 0
     drawn = np.ones((1, len(true))) if drawn is None else drawn.astype(float)
-    hits, of_true, of_said = (drawn @ of.astype(float) for of in (true & said, true, said))
+    hits, of_true, of_answers = (drawn @ of.astype(float) for of in (true & answers, true, answers))
     areas = np.stack([roc_areas(drawn, true[:, label], logits[:, label]) for label in range(true.shape[1])])
     known = ~np.isnan(areas)
     scores = {
-        "micro_f1": ratio(2 * hits.sum(1), of_true.sum(1) + of_said.sum(1)),
-        "macro_f1": ratio(2 * hits, of_true + of_said).mean(1),
-        "accuracy": drawn @ (true == said).all(1) / drawn.sum(1),
+        "micro_f1": ratio(2 * hits.sum(1), of_true.sum(1) + of_answers.sum(1)),
+        "macro_f1": ratio(2 * hits, of_true + of_answers).mean(1),
+        "accuracy": drawn @ (true == answers).all(1) / drawn.sum(1),
         "auroc": np.where(known.any(0), np.where(known, areas, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan),
     }
     return {name: 100 * values for name, values in scores.items()}

@@ -84,10 +84,10 @@ def best_tags(scores: NDArray[Any]) -> list[int]:
         ways = total[:, None] + follows
         back[word] = ways.argmax(0)
         total = ways.max(0) + scores[word]
-    chosen = [int(total.argmax())]
+    path = [int(total.argmax())]
     for word in range(words - 1, 0, -1):
-        chosen.append(int(back[word, chosen[-1]]))
-    return chosen[::-1]
+        path.append(int(back[word, path[-1]]))
+    return path[::-1]
 
 
 def marked_text(record: Record, text_column: str, label_column: str, where: str) -> tuple[str, list[Any], bool]:
@@ -180,9 +180,9 @@ def _written_spans(cell: Any, where: str) -> Iterator[Marked]:
         if isinstance(one, dict):
             one = one.get("value", one)
             labels = one.get("labels") or [one.get("label")]
-            found = [one.get("start", one.get("start_offset")), one.get("end", one.get("end_offset")), labels[0]]
+            span = [one.get("start", one.get("start_offset")), one.get("end", one.get("end_offset")), labels[0]]
         else:
-            found = one if isinstance(one, list) else []
-        if len(found) != 3 or type(found[0]) is not int or type(found[1]) is not int or not isinstance(found[2], str):
+            span = one if isinstance(one, list) else []
+        if len(span) != 3 or type(span[0]) is not int or type(span[1]) is not int or not isinstance(span[2], str):
             raise InputError(f"{where}: {one!r} is no span; allowed: start, end and label")
-        yield found[0], found[1], found[2]
+        yield span[0], span[1], span[2]

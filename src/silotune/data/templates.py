@@ -225,12 +225,12 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int
     """Drop about `excess` tokens (at least one) of a row's texts, from the end or the middle of the longest text."""
     tokens_of_texts: Any = tokenizer(list(row.texts), add_special_tokens=False, return_offsets_mapping=True)
     offsets = tokens_of_texts["offset_mapping"]
-    kept = [len(tokens) for tokens in offsets]
+    lengths = [len(tokens) for tokens in offsets]
     for _ in range(excess):
-        longest = kept.index(max(kept))
-        kept[longest] = max(kept[longest] - 1, 0)
+        longest = lengths.index(max(lengths))
+        lengths[longest] = max(lengths[longest] - 1, 0)
     shorter = []
-    for text, tokens, keep in zip(row.texts, offsets, kept, strict=True):
+    for text, tokens, keep in zip(row.texts, offsets, lengths, strict=True):
         # Cut before the first dropped token; with byte-level tokens the last kept one may end behind it.
         first = keep if not keep_ends else keep // 2
         end = len(text) if keep == len(tokens) else tokens[first][0] if first else 0

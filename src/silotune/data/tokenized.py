@@ -167,8 +167,8 @@ class TokenizedRows:
             return self
         spans = [*map(self.spans, range(len(self)))]
         for row, own in enumerate(spans):
-            chosen = torch.randperm(len(own), generator=draws(row))[:most].sort()[0]
-            spans[row] = [own[place] for place in chosen.tolist()]
+            sample = torch.randperm(len(own), generator=draws(row))[:most].sort()[0]
+            spans[row] = [own[place] for place in sample.tolist()]
 
         def of_windows(lists: list[list[int]]) -> list[list[int]]:
             pairs = zip(lists, spans, strict=True)
@@ -177,8 +177,8 @@ class TokenizedRows:
         labels, reads = self.labels.clone(), list[list[int]]()
         for row, positions in enumerate(self.reads or ()):
             there = {at: place for place, at in enumerate(at for start, end in spans[row] for at in range(start, end))}
-            read = (labels[row] >= 0).nonzero().flatten()
-            unread = read[torch.tensor([at not in there for at in positions], dtype=torch.bool)]
+            columns = (labels[row] >= 0).nonzero().flatten()
+            unread = columns[torch.tensor([at not in there for at in positions], dtype=torch.bool)]
             labels[row, unread] = -1 - labels[row, unread]
             reads.append([there[at] for at in positions if at in there])
         return replace(
@@ -281,17 +281,17 @@ def count_cuts(
     whole: Callable[[Task, Sequence[Row]], TokenizedRows],
 ) -> Cuts:
     """Compare rows as they are trained with the same rows uncut."""
-    kept, full = tokenize(task, rows), whole(task, rows)
+    actual, full = tokenize(task, rows), whole(task, rows)
     lengths, cut, prompts, longest = [], [], [], 0
     for place in range(full.examples):
         sequences = full.sequences([place])
-        found = [_sizes(full, sequence) for sequence in sequences]
-        lengths.append(max(map(sum, found)))
-        longest = max(longest, max(prompt for prompt, _ in found) if full.targets is not None else 0)
-        short = [_sizes(kept, sequence) for sequence in sequences]
-        if short != found:
+        sizes = [_sizes(full, sequence) for sequence in sequences]
+        lengths.append(max(map(sum, sizes)))
+        longest = max(longest, max(prompt for prompt, _ in sizes) if full.targets is not None else 0)
+        short = [_sizes(actual, sequence) for sequence in sequences]
+        if short != sizes:
             cut.append(place)
-        if full.targets is not None and any(a[0] < b[0] for a, b in zip(short, found, strict=True)):
+        if full.targets is not None and any(a[0] < b[0] for a, b in zip(short, sizes, strict=True)):
             prompts.append(place)
     return Cuts(lengths, cut, prompts, longest)
 

@@ -74,14 +74,14 @@ def compare(
     }
 
 
-def in_words(found: dict[str, Any] | None, layout: str) -> str:
+def in_words(result: dict[str, Any] | None, layout: str) -> str:
     """Return what a comparison found as one sentence."""
-    if found is None:
+    if result is None:
         return f"not compared with the run: that needs {_NEEDED[layout]}"
     return (
-        f"opened and compared: on {found['texts']} texts the logits are the run's within "
-        f"{found['largest_difference']:.1e} (the largest is {found['largest_logit']:.1f}); "
-        f"{found['same_answers']} of {found['texts']} have the same answer"
+        f"opened and compared: on {result['texts']} texts the logits are the run's within "
+        f"{result['largest_difference']:.1e} (the largest is {result['largest_logit']:.1f}); "
+        f"{result['same_answers']} of {result['texts']} have the same answer"
     )
 
 
@@ -124,17 +124,17 @@ def _theirs(
     with _opened(selection, folder, layout, base_class, whole) as model:
         if model.head["kind"] in TENSOR_HEADS:
             return _read(selection, model.logits(texts), texts)
-        found = []
+        by_text = []
         for inputs in _inputs(selection, texts):
             columns = inputs.get("decoder_input_ids", inputs["input_ids"]).shape[1]
-            found.append(model.model(**inputs).logits[0, -columns:])  # without virtual tokens before the text
-        return found
+            by_text.append(model.model(**inputs).logits[0, -columns:])  # without virtual tokens before the text
+        return by_text
 
 
-def _read(selection: ExportSelection, found: Tensor, texts: list[Any]) -> list[Tensor]:
+def _read(selection: ExportSelection, tensor: Tensor, texts: list[Any]) -> list[Tensor]:
     """Return each text's logits, of a head that marks spans those at the tokens that it reads."""
     reads = selection.model.encoded(texts).reads
-    return list(found) if reads is None else [own[places] for own, places in zip(found, reads, strict=True)]
+    return list(tensor) if reads is None else [own[places] for own, places in zip(tensor, reads, strict=True)]
 
 
 @contextmanager

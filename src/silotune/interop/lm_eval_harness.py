@@ -109,9 +109,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         """Return per row its targets' log-likelihood, and 1 where all of them are the likeliest; shape (rows, 2)."""
         targets = inputs[READ_TARGETS]
         piece = scored_at_once(self._backbone)
-        found = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
+        vectors = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
         losses, missed = [], []
-        for some, words in zip(torch.split(found, piece), torch.split(targets, piece), strict=True):
+        for some, words in zip(torch.split(vectors, piece), torch.split(targets, piece), strict=True):
             scores = word_scores(self._backbone, some, plan.weights)
             losses.append(nn.functional.cross_entropy(scores, words, reduction="none"))
             missed.append((scores.argmax(-1) != words).float())
@@ -137,8 +137,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue texts greedily up to one of their end texts; long ones lose their beginning."""
         answers = []
-        for text, given in (request.args for request in requests):
-            options = normalize_gen_kwargs(given, NEW_TOKENS)
+        for text, settings in (request.args for request in requests):
+            options = normalize_gen_kwargs(settings, NEW_TOKENS)
             if options["do_sample"] and options["temperature"]:
                 raise InputError("--lm-eval: a task asks for sampled texts; allowed: greedy ones")
             new = options["max_gen_toks"]
@@ -178,7 +178,7 @@ def evaluate_on(
             raise InputError(f"--lm-eval: unknown task {name!r}; `lm-eval ls tasks` lists the tasks")
         with library_errors(f"--lm-eval: task {name!r} cannot be loaded"):
             get_task_dict(name, manager)
-    found: Any = simple_evaluate(
+    results: Any = simple_evaluate(
         HarnessModel(model),
         tasks=list(tasks),
         task_manager=manager,
@@ -187,4 +187,4 @@ def evaluate_on(
         bootstrap_iters=0,
         apply_chat_template=chat,
     )
-    return {name: dict(found["results"][name]) for name in found["results"]}
+    return {name: dict(results["results"][name]) for name in results["results"]}

@@ -74,5 +74,5 @@ def onnx_logits(folder: Path, texts: Sequence[Any]) -> Tensor:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(*map(list, columns), padding=True, return_tensors="np", **window_words(head))
     session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
-    (found,) = session.run(["logits"], {given.name: inputs[given.name] for given in session.get_inputs()})
-    return of_texts(torch.from_numpy(found), inputs)
+    (logits,) = session.run(["logits"], {node.name: inputs[node.name] for node in session.get_inputs()})
+    return of_texts(torch.from_numpy(logits), inputs)

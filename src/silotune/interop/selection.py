@@ -139,9 +139,9 @@ def _mix(model: PersonalModel, word: str, prediction: dict[str, Weight | TokenWe
             "holds; allowed: merged"
         )
     if word not in allowed:
-        found = "; ".join(f"{option}: {', '.join(names) or 'none'}" for option, names in by_scope.items())
+        table = "; ".join(f"{option}: {', '.join(names) or 'none'}" for option, names in by_scope.items())
         raise InputError(
-            f"--part {word}: method {method} with tuner {tuner.name} has no such export (adapters: {found}); allowed: "
+            f"--part {word}: method {method} with tuner {tuner.name} has no such export (adapters: {table}); allowed: "
             f"{', '.join(allowed)}"
         )
     if word in by_scope:

@@ -50,17 +50,17 @@ def as_lora(selection: ExportSelection, program: str, rank: int | None) -> tuple
         options = options_of(adapter)
         return _replaced(selection, adapter.tensors, options.r, options.standard_alpha), 0.0
     tensors: Tensors = {}
-    whole = kept = 0.0
+    whole = low_rank = 0.0
     products = {module: _product(selection, module) for module in modules}
     width = max(right.shape[0] for _, right in products.values())
     rank = min(rank or (width if isinstance(tuner, VeRA) else int(adapter.options["r"])), width)
     for module, (left, right) in products.items():
         b, a = truncated(left, right, rank)
         whole += float((left.T @ left * (right @ right.T)).sum())
-        kept += float(b.square().sum())  # the rows of A are orthonormal
+        low_rank += float(b.square().sum())  # the rows of A are orthonormal
         a_name, b_name = (f"{module}.{name}" for name in LoRA.module_tensors)
         tensors |= {a_name: a.float().contiguous(), b_name: b.float().contiguous()}
-    error = max(0.0, 1 - kept / whole) ** 0.5 if whole else 0.0
+    error = max(0.0, 1 - low_rank / whole) ** 0.5 if whole else 0.0
     return _replaced(selection, tensors, rank, float(rank)), error if error > 1e-7 else 0.0  # float64's own
 
 

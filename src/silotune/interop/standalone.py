@@ -249,15 +249,15 @@ class Model:
         """
         if self.head["kind"] not in TENSOR_HEADS:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
-        found = []
+        logits = []
         for start in range(0, len(texts), _ROWS):
             tokens = self._tokens(texts[start : start + _ROWS])
             own = head_logits(*self._states(_inputs(tokens)), self.head, self.head_tensors)
-            found.append(of_texts(own, tokens))
+            logits.append(of_texts(own, tokens))
         if self.head["kind"] == "entities":
-            most = max(own.shape[1] for own in found)
-            found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
-        return torch.cat(found)
+            most = max(own.shape[1] for own in logits)
+            logits = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in logits]
+        return torch.cat(logits)
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
         """Predict the label of each text (or pair of texts), with the probabilities of all labels.

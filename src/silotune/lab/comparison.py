@@ -98,17 +98,17 @@ def read_comparison(
     """
     comparison_words, run_words = split_words(words)
     refuse_one_of_several(keys)
-    given = cast("dict[str, object]", keys)
-    base = load_config(keys_of(source), [*comparison_words, *run_words], keys=given)
+    values = cast("dict[str, object]", keys)
+    base = load_config(keys_of(source), [*comparison_words, *run_words], keys=values)
     section = base.compare
     methods = compared_methods(base)
     seeds = tuple(section.seeds or [base.seed])
     best = read_best(section.best, methods)
     chosen_variants = _parse_variants(variants) or _variant_words(section.variants, "compare.variants")
     combined = {} if variants else _combined(section.grid)
-    chosen = list(_entries(methods, chosen_variants, combined, ablation or (section.ablation and not variants)))
+    candidates = list(_entries(methods, chosen_variants, combined, ablation or (section.ablation and not variants)))
     cells = []
-    for entry, method, variant_words in _matching(chosen, only):
+    for entry, method, variant_words in _matching(candidates, only):
         for seed in seeds:
             cell_words = [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"]
             config = read_config(source, cell_words, variant_words, **keys)
@@ -134,8 +134,8 @@ def _judging(section: CompareConfig, entries: Sequence[str], methods: Sequence[s
 
 def words_of(methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
     """Return the words of a command line that name methods and seeds."""
-    given = {"methods": methods, "seeds": seeds}
-    return [f"{key}={','.join(map(str, values))}" for key, values in given.items() if values]
+    lists = {"methods": methods, "seeds": seeds}
+    return [f"{key}={','.join(map(str, values))}" for key, values in lists.items() if values]
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -79,12 +79,12 @@ def unseen_table(results: Results) -> ResultTable | None:
 
 def _table(title: str, columns: list[str], results: Results, frame: pandas.DataFrame, key: str) -> ResultTable:
     """Make the table of one measure: the mean of every run in every column, over seeds."""
-    known = frame.dropna(subset=[key]).groupby(["column", "label", "run"])[key].agg(statistics.fmean)
-    by_cell = known.groupby(["column", "label"]).agg(list).to_dict()
+    means = frame.dropna(subset=[key]).groupby(["column", "label", "run"])[key].agg(statistics.fmean)
+    by_cell = means.groupby(["column", "label"]).agg(list).to_dict()
     lower, table = results.lower(AVERAGE), []
     for column in columns:
         values = [by_cell.get((column, entry.label), []) for entry in results.entries]
-        table.append(ranked_cells(results, [over_seeds(found, results.ddof) for found in values], lower))
+        table.append(ranked_cells(results, [over_seeds(scores, results.ddof) for scores in values], lower))
     rows = [(entry.label, [cells[number] for cells in table]) for number, entry in enumerate(results.entries)]
     return ResultTable(title, columns, rows)
 

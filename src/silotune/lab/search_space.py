@@ -145,7 +145,7 @@ def all_combinations(space: Space) -> list[dict[str, Any]]:
     for key, values in space.items():
         if not hasattr(values, "choices"):
             raise InputError(f"{key}: a range needs a number of trials (--trials N)")
-    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*map(_ends, space.values()))]
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*map(_ends, space.values()))]
 
 
 def boundary_combinations(space: Space) -> list[dict[str, Any]]:
@@ -181,18 +181,18 @@ class Sweep:
         """Method, number, values and runs of every trial; for a sampler, of trials that try every value once."""
         combinations = all_combinations if self.trials is None else boundary_combinations
         return [
-            (method, number, chosen, self.cells(method, chosen))
+            (method, number, values, self.cells(method, values))
             for method, space in self.spaces.items()
-            for number, chosen in enumerate(combinations(space), 1)
+            for number, values in enumerate(combinations(space), 1)
         ]
 
-    def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
+    def cells(self, method: str, values: Mapping[str, Any]) -> list[Cell]:
         """Return a trial's runs, one per seed.
 
         Their folders are named after a hash of the configuration. The hash leaves out the seed (by setting it to 0), so
         that all runs of a trial share it.
         """
-        run_words, trial_words = [*self.words, f"method={method}"], to_words(chosen)
+        run_words, trial_words = [*self.words, f"method={method}"], to_words(values)
         configs = [
             read_config(self.source, [*run_words, f"seed={seed}"], trial_words, **self.given) for seed in self.seeds
         ]
@@ -218,8 +218,8 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
     refuse_one_of_several(keys)
-    given = cast("dict[str, object]", keys)
-    base = load_config(keys_of(source), [*sweep_words, *run_words], keys=given)
+    values = cast("dict[str, object]", keys)
+    base = load_config(keys_of(source), [*sweep_words, *run_words], keys=values)
     methods = compared_methods(base)
     spaces = {method: space_for_method(method, dimensions) for method in methods}
     searched = {key for space in spaces.values() for key in space}

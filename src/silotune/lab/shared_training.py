@@ -23,14 +23,14 @@ def trained_by_others(cells: Sequence[Cell]) -> dict[str, Cell]:
     cell trains for itself.
     """
     trains: dict[str, Cell] = {}
-    found = {}
+    sources = {}
     for cell in cells:
         config = cell.config
         if config.data.validation_rows != 0 or config.evaluation.per_round:
             continue
         if (first := trains.setdefault(_training(config), cell)) is not cell:
-            found[cell.folder] = first
-    return found
+            sources[cell.folder] = first
+    return sources
 
 
 def take_rounds(trained: Path, folder: Path, config: Config) -> None:

@@ -227,11 +227,11 @@ class TrialResult:
 
 
 def _trial_of(
-    method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, runner.Summary]
+    method: str, number: int, values: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, runner.Summary]
 ) -> TrialResult:
     scores = tuple(summaries[cell.folder]["validation"] for cell in cells)
     lower = any(summaries[cell.folder].get("lower_is_better", False) for cell in cells)
-    return TrialResult(method, number, chosen, cells[0].entry, scores, lower)
+    return TrialResult(method, number, values, cells[0].entry, scores, lower)
 
 
 def _sampled_trials(
@@ -244,9 +244,9 @@ def _sampled_trials(
     space = sweep.spaces[method]
     for number in range(1, (trials if space else 1) + 1):
         proposal = study.ask(dict(space))
-        chosen = {key: _rounded(value, space[key]) for key, value in proposal.params.items()}
-        cells = sweep.cells(method, chosen)
-        trial = _trial_of(method, number, chosen, cells, run(cells))
+        values = {key: _rounded(value, space[key]) for key, value in proposal.params.items()}
+        cells = sweep.cells(method, values)
+        trial = _trial_of(method, number, values, cells, run(cells))
         if trial.score is None:
             study.tell(proposal, state=optuna.trial.TrialState.FAIL)
         else:

@@ -191,8 +191,8 @@ def _mean(values: pandas.DataFrame) -> float | None:
 def matrix(label: str, scores: pandas.DataFrame, types: Mapping[str, str] = TASK_TYPES) -> Matrix:
     """Make the matrix of one method's scores; tasks are in the order of `types`, unknown tasks last."""
     kinds = {name: types.get(name, OTHER) for name in scores["target"].unique()}
-    order, known = list(dict.fromkeys([*types.values(), OTHER])), list(types)
-    tasks = sorted(kinds, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
+    order, names = list(dict.fromkeys([*types.values(), OTHER])), list(types)
+    tasks = sorted(kinds, key=lambda name: (order.index(kinds[name]), names.index(name) if name in names else 0))
     absolute, relative = (
         scores.pivot_table(values, "source", "target", dropna=False).reindex(tasks, columns=tasks)
         for values in ("absolute", "relative")

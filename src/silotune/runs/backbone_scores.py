@@ -64,18 +64,18 @@ def evaluate_backbone(config: Config, silos: Sequence[SiloData]) -> tuple[Config
     first ones, which are not scored then).
     """
     config, context = _context(config, silos)
-    shots, found = config.evaluation.shots, {}
+    shots, evaluations = config.evaluation.shots, {}
     for silo in silos:
         test, tokenize = silo.splits.test, context.head.row_tokenizer(context.backbone, context.max_length)
         if shots:
-            shown = silo.splits.train[:shots] or test[:shots]
+            examples = silo.splits.train[:shots] or test[:shots]
             test = test if silo.splits.train else test[shots:]
-            tokenize = with_shots(context, silo.task, shown)
+            tokenize = with_shots(context, silo.task, examples)
         rows = tokenize(silo.task, test)
         measured = measure_untouched(context, rows, with_loss=not shots)
         details = score_details(measured, rows, Bootstrap(config.evaluation.bootstrap, config.seed, silo.name))
-        found[silo.name] = Evaluation({"silo": silo.name, "file": "", "level": LEVEL, **(details or {})})
-    return config, found
+        evaluations[silo.name] = Evaluation({"silo": silo.name, "file": "", "level": LEVEL, **(details or {})})
+    return config, evaluations
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,19 @@ def score_templates(config: Config, silos: Sequence[SiloData]) -> TemplateScores
         raise InputError(f"--templates: the tokenizer of {config.backbone.name} has no chat template; plain is all")
     split = "validation" if all(silo.splits.validation for silo in silos) else "train"
     backbone: Backbone | None = None
-    found: dict[str, dict[str, float | None]] = {silo.name: {} for silo in silos}
+    table: dict[str, dict[str, float | None]] = {silo.name: {} for silo in silos}
     for template in (CHAT, PLAIN):
         _, context = _context(config.replace(head={"template": template}), silos, backbone)
         backbone = context.backbone
         tokenize = context.head.row_tokenizer(backbone, context.max_length)
         for silo in silos:
             rows = tokenize(silo.task, getattr(silo.splits, split)[:_TEMPLATE_ROWS])
-            found[silo.name][template] = measure_untouched(context, rows).score
-    means = {name: mean_ignoring_none(scores[name] for scores in found.values()) or 0.0 for name in (CHAT, PLAIN)}
+            table[silo.name][template] = measure_untouched(context, rows).score
+    means = {name: mean_ignoring_none(scores[name] for scores in table.values()) or 0.0 for name in (CHAT, PLAIN)}
     clear = abs(means[CHAT] - means[PLAIN]) > _CLEAR * max(map(abs, means.values()))
     better = min if lower_is_better(silos[0].task.metric) else max
     return TemplateScores(
-        found, "training" if split == "train" else split, better(means, key=means.__getitem__) if clear else CHAT, clear
+        table, "training" if split == "train" else split, better(means, key=means.__getitem__) if clear else CHAT, clear
     )
 
 

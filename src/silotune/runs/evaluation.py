@@ -126,7 +126,7 @@ def _reading(model: PersonalModel) -> tuple[str, str | None]:
 
 
 def table_texts(
-    model: PersonalModel, path: Path, chosen: Sequence[str], opened: BinaryIO | None = None
+    model: PersonalModel, path: Path, choice: Sequence[str], opened: BinaryIO | None = None
 ) -> Iterator[str | tuple[str, str]]:
     """Yield the texts of a CSV, TSV or Parquet file, a text or a pair a row; other columns are not read.
 
@@ -137,7 +137,7 @@ def table_texts(
     columns: tuple[str, ...] = ()
     for number, record in enumerate(stream_records(path, *_reading(model), opened), 1):
         if not columns:
-            columns = _text_columns(model, record, chosen, "--columns")
+            columns = _text_columns(model, record, choice, "--columns")
             require_columns(path, record, columns)
         texts = [read_text(path, number, record, column) for column in columns]
         yield texts[0] if len(texts) == 1 else (texts[0], texts[1])
@@ -169,11 +169,11 @@ def own_passages(run: Path, silo: str) -> list[str]:
     return distinct([each for row in rows for each in sequences_of(row)])
 
 
-def _text_columns(model: PersonalModel, record: Record, chosen: Sequence[str], option: str) -> tuple[str, ...]:
+def _text_columns(model: PersonalModel, record: Record, choice: Sequence[str], option: str) -> tuple[str, ...]:
     """Return the columns of a row's texts: the user's, the silo's own, or the usual ones; `option` is for messages."""
     own, number = model.about["columns"], model.texts_per_row
     usual = ("text",) if number == 1 and "text" in record else ("sentence1", "sentence2")[:number]
-    columns = tuple(chosen) or tuple(own["text"] if own else usual)
+    columns = tuple(choice) or tuple(own["text"] if own else usual)
     if len(columns) != number:
         raise InputError(
             f"{option}: {len(columns)} columns, but a row of this silo's task has {number} "

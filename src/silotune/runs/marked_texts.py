@@ -35,21 +35,21 @@ class MarkedTexts:
 
     def predictions(self, outputs: Tensor) -> list[Prediction]:
         """Return the spans of each text by the outputs for `rows`, flat, shape (words, tags)."""
-        read = self.rows.labels >= 0
-        found = torch.split(torch.log_softmax(outputs.double(), -1), read.sum(1).tolist()) if len(read) else ()
-        places = [own.nonzero().flatten().tolist() for own in read]
-        texts = zip(self._texts, self._composed, self._words, places, found, strict=True)
+        mask = self.rows.labels >= 0
+        scores = torch.split(torch.log_softmax(outputs.double(), -1), mask.sum(1).tolist()) if len(mask) else ()
+        places = [own.nonzero().flatten().tolist() for own in mask]
+        texts = zip(self._texts, self._composed, self._words, places, scores, strict=True)
         return [_prediction(self._task, *each) for each in texts]
 
 
 def _prediction(
-    task: Task, written: str, composed: Composed, words: list[tuple[int, int]], read: list[int], scores: Tensor
+    task: Task, written: str, composed: Composed, words: list[tuple[int, int]], places: list[int], scores: Tensor
 ) -> Prediction:
     """Return the spans of a text by the log-probabilities of the tags of the words that are read."""
     tags = best_tags(scores.numpy())
-    likely = scores.exp().numpy()[range(len(read)), tags]
+    likely = scores.exp().numpy()[range(len(places)), tags]
     spans = []
     for a, b, label in spans_of(tags):
-        start, end = composed.origin(words[read[a]][0], words[read[b]][1])
+        start, end = composed.origin(words[places[a]][0], words[places[b]][1])
         spans.append(Span(start, end, task.labels[label], written[start:end], float(likely[a : b + 1].mean())))
     return Prediction("", spans=tuple(spans))

@@ -76,8 +76,8 @@ class PartFields(BaseModel):
         """Make the part."""
         if isinstance(self.module, TunerFields):
             return Part(self.module.make(), self.scope)
-        known: dict[str, Module] = {"tuner": tuner, "head": head}
-        module = Delta(tuner) if self.module == Delta.name else known.get(self.module, Scalar(0.0, self.module))
+        modules: dict[str, Module] = {"tuner": tuner, "head": head}
+        module = Delta(tuner) if self.module == Delta.name else modules.get(self.module, Scalar(0.0, self.module))
         return Part(module, self.scope)
 
 
@@ -172,12 +172,12 @@ def model_folder(run: Path, silo: str) -> Path:
 def model_folders(run: Path) -> dict[str, Path]:
     """Return silo → the folder of its model in a finished run, or say in one line why there are none."""
     models = run / MODELS
-    found = {path.parent.name: path.parent for path in sorted(models.glob(f"*/{MODEL_FILE}"))}
-    if not found:
+    folders = {path.parent.name: path.parent for path in sorted(models.glob(f"*/{MODEL_FILE}"))}
+    if not folders:
         check_has_models(run, read_summary(run))
     if not models.is_dir():
         raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
-    return found
+    return folders
 
 
 def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
@@ -190,10 +190,10 @@ def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
         )
 
 
-def check_weights(made: Path, backbone: Backbone, fingerprint: str) -> None:
+def check_weights(path: Path, backbone: Backbone, fingerprint: str) -> None:
     """Refuse to open what was made with another backbone than the given one."""
     if backbone.fingerprint != fingerprint:
-        raise InputError(f"{made}: was made with another backbone than {backbone.name!r} is now (its weights differ)")
+        raise InputError(f"{path}: was made with another backbone than {backbone.name!r} is now (its weights differ)")
 
 
 TensorReader = Callable[[Path, str, Mapping[str, str] | None], Tensors]

@@ -153,8 +153,8 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
         tuner=TunerFields.of(method.setting.tuner),
         head=head_section(federation).model_dump(mode="json", exclude_defaults=True),
         parts={
-            part: model_file.PartFields(scope=made.scope, module=_describe_module(made, federation))
-            for part, made in context.parts.items()
+            part: model_file.PartFields(scope=definition.scope, module=_describe_module(definition, federation))
+            for part, definition in context.parts.items()
         },
         weighting=None if prediction.weighting is None else asdict(prediction.weighting),
         max_length=context.max_length,
@@ -187,10 +187,10 @@ def _notice(federation: Federation, state: State) -> str:
     parts = federation.context.parts
     private = [name for name in state if name in parts and parts[name].scope is Scope.PRIVATE and state[name]]
     vectors = state.get(INSTANCES, {}).get(VECTORS)
-    held = [f"parts that were trained on its rows alone ({', '.join(private)})"] if private else []
+    contents = [f"parts that were trained on its rows alone ({', '.join(private)})"] if private else []
     if vectors is not None:
-        held.append(f"a vector of each of its {len(vectors)} training rows")
-    return f"Personal data of the silo: {', and '.join(held)}." if held else model_file.SHARED_ALONE
+        contents.append(f"a vector of each of its {len(vectors)} training rows")
+    return f"Personal data of the silo: {', and '.join(contents)}." if contents else model_file.SHARED_ALONE
 
 
 def _describe_mix(mix: Mapping[str, Any], state: State) -> dict[str, Any]:

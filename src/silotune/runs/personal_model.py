@@ -192,8 +192,8 @@ class PersonalModel:
         if len(numbers) > 1:
             raise InputError("predict: give either single texts or pairs, not both")
         if self.task.labeled and numbers - {self.texts_per_row}:
-            wanted = "single texts" if self.texts_per_row == 1 else "pairs of texts"
-            raise InputError(f"predict: task {self.task.name!r} takes {wanted}")
+            kind = "single texts" if self.texts_per_row == 1 else "pairs of texts"
+            raise InputError(f"predict: task {self.task.name!r} takes {kind}")
         context = self.context
         tokenize = context.head.row_tokenizer(context.backbone, max_length or context.max_length)
         return tokenize(self.task, rows)
@@ -208,8 +208,8 @@ class PersonalModel:
 
 def predictions(task: Task, outputs: Tensor) -> list[Prediction]:
     """Return what logits or numbers, shape (texts, outputs), mean for a task."""
-    found: list[Prediction] = task.rules.predictions(task, outputs)
-    return found
+    result: list[Prediction] = task.rules.predictions(task, outputs)
+    return result
 
 
 def check_precision(precision: str | None) -> None:

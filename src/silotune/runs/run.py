@@ -80,22 +80,22 @@ def run(
     """
     end_unguarded_worker()
     loaded = backbone if isinstance(backbone, Backbone) else None
-    given: dict[str, Any] = {**keys} if backbone is None or loaded is not None else {**keys, "backbone": backbone}
+    values: dict[str, Any] = {**keys} if backbone is None or loaded is not None else {**keys, "backbone": backbone}
     if not isinstance(source, Config):
-        config = read_config(source, overrides, (), **cast("Keys", given))
-    elif overrides or given:
-        raise InputError(f"{[*overrides, *given][0]}: goes with a preset or a file; a Config has its values already")
+        config = read_config(source, overrides, (), **cast("Keys", values))
+    elif overrides or values:
+        raise InputError(f"{[*overrides, *values][0]}: goes with a preset or a file; a Config has its values already")
     else:
         config = read_config(source)
     path = Path(out) if out is not None else default_folder("run" if isinstance(source, Config) else source, config)
     called = progress if callable(progress) else None
-    shown = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)
-    if warn is None and shown:
+    displays = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)
+    if warn is None and displays:
         warn = warn_on_stderr
     with (
         numerics(config.precision.deterministic, config.precision.tf32),
         transformers_messages_kept(),
-        EventFeed(path, config.rounds, [*callbacks, *shown], called) as feed,
+        EventFeed(path, config.rounds, [*callbacks, *displays], called) as feed,
     ):
         finished = _run(config, path, resume, feed, loaded, announce, Workers.of(workers), warn)
         feed.end(finished.summary)
@@ -119,13 +119,13 @@ def _run(
     if resume:
         config = continued(config, path)
     # with several processes, the main one leaves the device's memory to the others
-    kept: list[SiloData] = []
+    data: list[SiloData] = []
 
     def look(silos: list[SiloData], context: TrainingContext, cuts: list[str]) -> None:
         if warn is not None:
             for line in run_warnings(config, silos, context, cuts):
                 warn(line)
-        kept.extend(silos)
+        data.extend(silos)
 
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
     without_training(federation)
@@ -135,7 +135,7 @@ def _run(
     config = federation.config
     with working_in(path, dump(config), federation.backbone, resume, _may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
-        folder.describe_data(kept)
+        folder.describe_data(data)
         engine: Engine = InProcessEngine(federation, folder, progress)
         if not workers.here and config.rounds:
             kind = MultiProcessEngine if workers.cluster is None else registered_engine(workers.engine)
@@ -151,10 +151,10 @@ def _run(
         summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
         if config.evaluation.baselines:  # after training: importing scikit-learn takes longer than a short round
             central = config.partition.judges_alike
-            summary["baselines"] = baselines(kept, central)
+            summary["baselines"] = baselines(data, central)
             if not scores_backbone(config):  # else the run itself is that
                 shots, rows = config.evaluation.shots, test_rows_of(federation)
-                alone = untouched_baselines(federation.context, kept, shots, central, rows)
+                alone = untouched_baselines(federation.context, data, shots, central, rows)
                 summary["baselines"] = joined(summary["baselines"], alone)
         summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         write_models(path, federation, summary)

@@ -75,21 +75,21 @@ def average_text(summary: Mapping[str, Any]) -> str:
 def backbones_text(summaries: Iterable[Mapping[str, Any]]) -> str:
     """Name the backbones of runs: ids of the hub as they are, local folders by their last name."""
     names = dict.fromkeys(str(summary["backbone"]) for summary in summaries)
-    shown = dict.fromkeys(Path(name).name if Path(name).is_absolute() else name for name in names)
-    return f"backbone{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
+    short_names = dict.fromkeys(Path(name).name if Path(name).is_absolute() else name for name in names)
+    return f"backbone{'s' if len(short_names) > 1 else ''} {', '.join(short_names)}"
 
 
 def baseline_of(summary: Mapping[str, Any], column: str, baseline: str) -> float | None:
     """Return a baseline's score of a run, for a silo or a column of averages."""
-    found = summary.get("baselines") or {}
-    by_silo, silos = found.get("silos", {}), summary["silos"]
+    baselines = summary.get("baselines") or {}
+    by_silo, silos = baselines.get("silos", {}), summary["silos"]
     if column in by_silo:
         return _number(by_silo[column].get(baseline))
     metric = metric_of_column(column)
     if column != AVERAGE and not metric:
         return None
-    if found.get("global"):
-        return _number(found["global"].get(baseline))
+    if baselines.get("global"):
+        return _number(baselines["global"].get(baseline))
     if not metric and summary["average"] is None:
         return None
     return mean_ignoring_none(

@@ -48,7 +48,7 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     draws: torch.Generator = field(default_factory=torch.Generator)
     done: bool = False
-    _sent: str = ""
+    _prefix: str = ""
     _scores: list[TokenScore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,10 +73,10 @@ class Answer:
             text, self.done = text[: min(stops)], True
         if not self.done:
             text = text[: len(text) - _held_back(text, self.work.stop)]
-        if self.done or (self.work.stream and len(text) > len(self._sent)):
+        if self.done or (self.work.stream and len(text) > len(self._prefix)):
             reason: Reason | None = None if not self.done else "stop" if stops or ended else "length"
-            new, tokens = text[len(self._sent) :], self._scores
-            self._sent, self._scores = text, []
+            new, tokens = text[len(self._prefix) :], self._scores
+            self._prefix, self._scores = text, []
             digest, length = self.served.digest, len(self.prompt)
             self.job.deliver(TextPiece(self.choice, new, digest, length, len(self.ids), tokens, reason))
 

@@ -155,10 +155,10 @@ class WrittenShape:
         number = prompt * self._each + piece.choice
         self._pieces[number].append(piece)
         begun: Json = {"index": number, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        made: Json = {"index": number, "logprobs": self._logprobs([piece]), "finish_reason": piece.reason}
-        made |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
-        told = [begun, made] if self._chat and len(self._pieces[number]) == 1 else [made]
-        return [self._body("chat.completion.chunk", [one]) for one in told]
+        chunk: Json = {"index": number, "logprobs": self._logprobs([piece]), "finish_reason": piece.reason}
+        chunk |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+        choices = [begun, chunk] if self._chat and len(self._pieces[number]) == 1 else [chunk]
+        return [self._body("chat.completion.chunk", [one]) for one in choices]
 
     @property
     def complete(self) -> bool:
@@ -177,13 +177,13 @@ class WrittenShape:
     def _body(self, kind: str, choices: Sequence[Json]) -> Json:
         kind = kind if self._chat else "text_completion"
         digest = next(own[0].digest for own in self._pieces if own)
-        made = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
-        return made | {"system_fingerprint": digest, "choices": choices}
+        body = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        return body | {"system_fingerprint": digest, "choices": choices}
 
     def _choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
         text = "".join(piece.text for piece in pieces)
-        made: Json = {"index": number, "logprobs": self._logprobs(pieces), "finish_reason": pieces[-1].reason}
-        return made | ({"message": {"role": "assistant", "content": text}} if self._chat else {"text": text})
+        choice: Json = {"index": number, "logprobs": self._logprobs(pieces), "finish_reason": pieces[-1].reason}
+        return choice | ({"message": {"role": "assistant", "content": text}} if self._chat else {"text": text})
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json | None:
         scores = [score for piece in pieces for score in piece.scores]
@@ -228,9 +228,9 @@ def _class(index: int, own: Prediction, labels: Sequence[str]) -> Json:
     if own.value is not None:
         return {"index": index, "label": None, "probs": [own.value], "num_classes": 1}
     chances = own.probabilities
-    made = {"index": index, "label": max(chances, key=chances.__getitem__), "probs": [chances[name] for name in labels]}
-    made |= {"num_classes": len(labels), "classes": list(labels)}
-    return made if own.label else made | {"labels": list(own.labels)}
+    body = {"index": index, "label": max(chances, key=chances.__getitem__), "probs": [chances[name] for name in labels]}
+    body |= {"num_classes": len(labels), "classes": list(labels)}
+    return body if own.label else body | {"labels": list(own.labels)}
 
 
 def marked(scored: Scored, model: str) -> Json:

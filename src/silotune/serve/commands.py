@@ -55,19 +55,19 @@ def serve(
 
     if host not in _LOOPBACK and keys is None:
         raise InputError(f"--host {host}: others can reach it; give --keys FILE (made by `silotune serve-key`)")
-    known, models = ClientKeys(keys), Models(folders, silo or (), loaded, watch)
+    clients, models = ClientKeys(keys), Models(folders, silo or (), loaded, watch)
     for name in models.names() if host not in _LOOPBACK else ():
         require_guarantee(models.about(name)[0], without_guarantee)
     listening = _listen(host, port)
     models.open_first()
     engine = ServingEngine(models)
     # "[" is what starlette's check of hosts makes of [::1]:PORT
-    app = make_app(engine, known, ("127.0.0.1", "localhost", "[") if host in _LOOPBACK else ("*",))
+    app = make_app(engine, clients, ("127.0.0.1", "localhost", "[") if host in _LOOPBACK else ("*",))
     # no logs: a fault's traceback could quote a text
     config = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, timeout_graceful_shutdown=5)
     engine.start()
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    url_host = f"[{host}]" if ":" in host else host
+    address = f"http://{url_host}:{listening.getsockname()[1]}/"
     say(f"{len(models.names())} models at {address} (/v1/models lists them); Ctrl-C ends")
     try:
         with suppress(KeyboardInterrupt):

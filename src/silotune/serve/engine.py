@@ -255,14 +255,14 @@ def _scored(job: Job, texts: _Texts, views: Sequence[View]) -> Scored:
     tokens = sum(len(ids) for rows in parts for ids in rows.ids)
     if isinstance(work, Score) and work.wanted == "vectors":
         if served.gives == "vectors":
-            found = [predictor.logits_of(view, task) for view in views]
+            pieces = [predictor.logits_of(view, task) for view in views]
         else:
-            found = [view[predictor.head.pooling] for view in views]
-        vectors = torch.cat(found).tolist()
+            pieces = [view[predictor.head.pooling] for view in views]
+        vectors = torch.cat(pieces).tolist()
         return Scored(served.digest, tokens, vectors=vectors)
     logits = torch.cat([predictor.logits_of(view, task) for view in views]).float().cpu()
-    said = predictions(task, logits) if marked is None else marked.predictions(logits)
-    return Scored(served.digest, tokens, said, task.labels)
+    answers = predictions(task, logits) if marked is None else marked.predictions(logits)
+    return Scored(served.digest, tokens, answers, task.labels)
 
 
 def _weights(served: Served, explanation: Explanation) -> dict[str, object]:

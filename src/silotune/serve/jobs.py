@@ -109,7 +109,7 @@ class Job:
     deliver: Callable[[Event], None]
     deadline: float
     ended: bool = False
-    asked: float = field(default_factory=time.monotonic)
+    arrival: float = field(default_factory=time.monotonic)
 
     @property
     def rows(self) -> int:
@@ -162,7 +162,7 @@ class FairQueue:
         """Take the next jobs of all owners in turn, as many as fit; a job that is larger than all room comes alone."""
         rooms = {Score: score_rows, Write: write_rows}
         whole = dict(rooms)
-        taken: list[Job] = []
+        jobs: list[Job] = []
         with self._changed:
             while wait and not self._count and not self._closed:
                 self._changed.wait()
@@ -178,17 +178,17 @@ class FairQueue:
                 job = own.popleft()
                 self._count -= 1
                 rooms[kind] -= job.rows
-                taken.append(job)
+                jobs.append(job)
                 if not own:
                     del self._waiting[owner]
-        return taken
+        return jobs
 
     def close(self) -> list[Job]:
         """Take no more jobs, and return those that wait."""
         with self._changed:
             self._closed = True
-            left = [job for own in self._waiting.values() for job in own]
+            jobs = [job for own in self._waiting.values() for job in own]
             self._waiting.clear()
             self._count = 0
             self._changed.notify()
-        return left
+        return jobs

@@ -57,8 +57,8 @@ class ClientKeys:
         """Return the key that a header `Authorization: Bearer …` has; all are compared, whichever fits."""
         if self._keys is None:
             return ANYBODY
-        given = hashlib.sha256(authorization.removeprefix("Bearer ").strip().encode()).hexdigest()
-        fitting = [key for key in self._keys if hmac.compare_digest(key.sha256, given)]
+        digest = hashlib.sha256(authorization.removeprefix("Bearer ").strip().encode()).hexdigest()
+        fitting = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]
         if not fitting:
             raise Refusal("the API key is missing or unknown", 401, "invalid_api_key")
         return fitting[0]
@@ -77,12 +77,12 @@ class ClientKeys:
 
 def add_key(file: Path, name: str, silos: Sequence[str], operator: bool, per_minute: int | None) -> str:
     """Add a key to a file, or replace the one of this name; returns it, the only time."""
-    known = [key for key in _read(file).keys if key.name != name] if file.exists() else []
+    entries = [key for key in _read(file).keys if key.name != name] if file.exists() else []
     secret = f"st-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    known.append(ClientKey(name=name, sha256=digest, silos=tuple(silos), operator=operator, per_minute=per_minute))
+    entries.append(ClientKey(name=name, sha256=digest, silos=tuple(silos), operator=operator, per_minute=per_minute))
     with file_errors(f"{file}: cannot be written"):
-        write_text(file, _KeyFile(keys=known).model_dump_json(indent=1) + "\n")
+        write_text(file, _KeyFile(keys=entries).model_dump_json(indent=1) + "\n")
         file.chmod(0o600)
     return secret
 

@@ -77,8 +77,8 @@ class Served:
     @property
     def gives(self) -> Wanted:
         """What is asked of it."""
-        wanted: Wanted = self.model.task.rules.gives
-        return wanted
+        kind: Wanted = self.model.task.rules.gives
+        return kind
 
     @cached_property
     def window(self) -> int:
@@ -115,7 +115,7 @@ class Models:
         self._folders = self._find()
 
     def _find(self) -> dict[str, Path]:
-        found: dict[str, Path] = {}
+        by_name: dict[str, Path] = {}
         silos: set[str] = set()
         for source in self._sources:
             alone = (source / MODEL_FILE).is_file()
@@ -124,15 +124,15 @@ class Models:
             for silo, folder in folders.items():
                 if alone or not self._silos or silo in self._silos:
                     name = source.resolve().name if alone else f"{source.resolve().name}/{silo}"
-                    if name in found:
+                    if name in by_name:
                         raise InputError(
-                            f"{folder}: has the name {name!r}, as has {found[name]}; copy it to another name"
+                            f"{folder}: has the name {name!r}, as has {by_name[name]}; copy it to another name"
                         )
-                    found[name] = folder
+                    by_name[name] = folder
         for silo in self._silos:
             if silo not in silos:
                 raise unknown_name_error("silo", silo, silos - {""})
-        return found
+        return by_name
 
     def names(self) -> list[str]:
         """Return the names of all models."""
@@ -145,7 +145,7 @@ class Models:
         """Return the whole name of a model, of which the silo's name is enough if no other run has it."""
         if name in self._folders:
             return name
-        same = [known for known in self._folders if known.rpartition("/")[2] == name]
+        same = [other for other in self._folders if other.rpartition("/")[2] == name]
         if len(same) != 1 and (name not in self.names()):
             raise unknown_name_error("model", name[:80], same or [*self._folders][:20])
         return same[0] if same else name
@@ -188,12 +188,12 @@ class Models:
     def _read(self, name: str) -> Served:
         """Read a model's folder; if it is replaced meanwhile, once more."""
         folder = self._folders[name]
-        for left in (2, 1, 0):
+        for retries in (2, 1, 0):
             before = _signature(folder)
             try:
                 served = self._read_once(name, folder, before)
             except InputError:  # files of before and after do not belong together
-                if not left or _signature(folder) == before:
+                if not retries or _signature(folder) == before:
                     raise
                 continue
             if _signature(folder) == before:
@@ -207,32 +207,32 @@ class Models:
         # models of one backbone differ in nothing that it is loaded by
         head, tuner = file.make_head(), file.tuner.make()
         key = (file.backbone_sha256, file.precision, head.model_class, tuner.trains_backbone)
-        whole, held = hashlib.sha256(content), list[_File]()
+        whole, common = hashlib.sha256(content), list[_File]()
         threads = torch.get_num_threads()
         try:
-            model = PersonalModel.open(folder, self.backbones.get(key), read=partial(self._tensors, whole, held))
+            model = PersonalModel.open(folder, self.backbones.get(key), read=partial(self._tensors, whole, common))
         finally:
             torch.set_num_threads(threads)  # a run's own number is for its bits
         self.backbones.setdefault(key, model.context.backbone)
-        return Served(name, model, whole.hexdigest(), signature, held)
+        return Served(name, model, whole.hexdigest(), signature, common)
 
     def _tensors(
-        self, whole: Any, held: list[_File], folder: Path, name: str, files: Mapping[str, str] | None
+        self, whole: Any, common: list[_File], folder: Path, name: str, files: Mapping[str, str] | None
     ) -> Tensors:
         """Read a file of tensors; one that several models have is kept once."""
         digest = (files or {}).get(name) or file_sha256(folder / name)
         file = self._common.get(digest)
         if file is None:
             self._common[digest] = file = _File(read_tensor_file(folder, name, files))
-        held.append(file)
+        common.append(file)
         whole.update(digest.encode())
         return dict(file.tensors)
 
 
 def _signature(folder: Path) -> Signature:
-    found = []
+    entries = []
     for file in (MODEL_FILE, SHARED_FILE, OWN_FILE):
         with suppress(OSError):
             stat = os.stat(folder / file)
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
+            entries.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(entries)

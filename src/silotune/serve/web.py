@@ -188,11 +188,11 @@ async def _written(request: Request, key: ClientKey, body: ChatRequest | Complet
 async def _stream(asking: Asking, shape: WrittenShape, event: tuple[int, Event], usage: bool) -> AsyncIterator[str]:
     """Yield the events of a stream, until all choices have ended or the client has left."""
     try:
-        for made in shape.keep(*event):
-            yield bodies.event(made)
+        for chunk in shape.keep(*event):
+            yield bodies.event(chunk)
         while not shape.complete:
-            for made in shape.keep(*await asking.next()):
-                yield bodies.event(made)
+            for chunk in shape.keep(*await asking.next()):
+                yield bodies.event(chunk)
         if usage:
             yield bodies.event(shape.usage())
     except Refusal as refusal:

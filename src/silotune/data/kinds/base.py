@@ -65,8 +65,8 @@ class Reading:
         name = task.labels[index]
         if written in ("", name):
             return index, ()
-        shown = ascii if unicodedata.normalize("NFC", written) == unicodedata.normalize("NFC", name) else repr
-        return index, (f"the label {shown(written)} is read as {shown(name)}",)
+        notation = ascii if unicodedata.normalize("NFC", written) == unicodedata.normalize("NFC", name) else repr
+        return index, (f"the label {notation(written)} is read as {notation(name)}",)
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,14 @@ class Classification(Kind):
 
     @override
     def resampled(self, task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Callable[[Counts], Counts]:
-        true, chosen = (np.array([task.labels.index(name) for name in columns[key]]) for key in ("label", "predicted"))
+        true, answers = (np.array([task.labels.index(name) for name in columns[key]]) for key in ("label", "predicted"))
         if metric == "auroc":
             probabilities = np.array([*map(np.asarray, columns["probabilities"])])
             classes = [1] if len(task.labels) == 2 else sorted({*true.tolist()})
             return lambda drawn: (
                 100 * np.mean([roc_areas(drawn, true == of, probabilities[:, of]) for of in classes], 0)
             )
-        outputs, targets = torch.eye(len(task.labels))[chosen], torch.from_numpy(true)
+        outputs, targets = torch.eye(len(task.labels))[answers], torch.from_numpy(true)
         return lambda drawn: self.scores(task, outputs, targets, drawn)[metric]
 
     @override

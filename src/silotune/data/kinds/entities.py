@@ -79,8 +79,8 @@ class Entities(Kind):
 
     @override
     def label_names(self, reading: Reading, records: Sequence[Record]) -> tuple[str, ...]:
-        found = (self._words(reading, number, record)[2] for number, record in enumerate(records, start=1))
-        return label_names({label for spans in found for _, _, label in spans})
+        all_spans = (self._words(reading, number, record)[2] for number, record in enumerate(records, start=1))
+        return label_names({label for spans in all_spans for _, _, label in spans})
 
     def _words(
         self, reading: Reading, number: int, record: Record
@@ -132,9 +132,9 @@ class Entities(Kind):
     @override
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over rows of each row's mean cross-entropy over its words that are read."""
-        read = targets >= 0
+        mask = targets >= 0
         losses = torch.split(
-            nn.functional.cross_entropy(outputs, targets[read], reduction="none"), read.sum(1).tolist()
+            nn.functional.cross_entropy(outputs, targets[mask], reduction="none"), mask.sum(1).tolist()
         )
         return torch.stack([own.sum() / max(1, len(own)) for own in losses]).mean()
 
@@ -149,8 +149,8 @@ class Entities(Kind):
     @override
     def by_label(self, task: Task, outputs: Tensor, targets: Tensor) -> tuple[Counts, Counts, Counts]:
         counts = span_counts(task, true_spans(targets), predicted_spans(outputs, targets)).sum(0)
-        hits, true, said = counts[:-2].reshape(3, -1)
-        return hits, true, said
+        hits, true, answers = counts[:-2].reshape(3, -1)
+        return hits, true, answers
 
     @override
     def written(self, task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[Any]]:
@@ -162,11 +162,11 @@ class Entities(Kind):
 
     @override
     def resampled(self, task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Callable[[Counts], Counts]:
-        true, said = (
+        true, answers = (
             [[(a, b, task.labels.index(label)) for a, b, label in json.loads(text)] for text in columns[name]]
             for name in ("label", "predicted")
         )
-        counts = span_counts(task, true, said)
+        counts = span_counts(task, true, answers)
         return lambda drawn: span_scores(counts, drawn)[metric]
 
     @override
@@ -202,22 +202,22 @@ def tag_outputs(task: Task, tags: Tensor) -> Tensor:
 
 def gazetteer_tags(train: Sequence[Row], test: Sequence[Row]) -> list[list[int]]:
     """Return the tags of test words where the longest training span that stands there is marked."""
-    found: dict[tuple[str, ...], Counter[int]] = {}
+    gazetteer: dict[tuple[str, ...], Counter[int]] = {}
     for row in train:
         words = words_in(row)
         for first, last, label in spans_of([tag for *_, tag in words]):
             name = tuple(row.texts[0][start:end] for start, end, _ in words[first : last + 1])
-            found.setdefault(name, Counter())[label] += 1
-    longest = max(map(len, found), default=0)
+            gazetteer.setdefault(name, Counter())[label] += 1
+    longest = max(map(len, gazetteer), default=0)
     tags = []
     for row in test:
         texts = [row.texts[0][start:end] for start, end, _ in words_in(row)]
         own, place = [0] * len(texts), 0
         while place < len(texts):
             lengths = range(min(longest, len(texts) - place), 0, -1)
-            length = next((n for n in lengths if tuple(texts[place : place + n]) in found), 0)
+            length = next((n for n in lengths if tuple(texts[place : place + n]) in gazetteer), 0)
             if length:
-                label = found[tuple(texts[place : place + length])].most_common(1)[0][0]
+                label = gazetteer[tuple(texts[place : place + length])].most_common(1)[0][0]
                 own[place : place + length] = [tag_of(label, step == 0) for step in range(length)]
             place += length or 1
         tags.append(own)
@@ -232,15 +232,15 @@ def true_spans(targets: Tensor) -> list[list[WordSpan]]:
 
 def predicted_spans(outputs: Tensor, targets: Tensor) -> list[list[WordSpan]]:
     """Return the likeliest valid spans of each row; words that are not read have none."""
-    read = targets >= 0
+    mask = targets >= 0
     spans = []
-    for own, places in zip(torch.split(outputs.double(), read.sum(1).tolist()), read, strict=True):
+    for own, places in zip(torch.split(outputs.double(), mask.sum(1).tolist()), mask, strict=True):
         words = places.nonzero().flatten().tolist()
         spans.append([(words[a], words[b], label) for a, b, label in spans_of(best_tags(own.numpy()))])
     return spans
 
 
-def span_counts(task: Task, true: Sequence[Sequence[WordSpan]], said: Sequence[Sequence[WordSpan]]) -> Counts:
+def span_counts(task: Task, true: Sequence[Sequence[WordSpan]], answers: Sequence[Sequence[WordSpan]]) -> Counts:
     """Count each row's spans, shape (rows, 3 · labels + 2).
 
     For each label predicted spans that are true ones, true ones, and predicted ones; then spans whose place is right,
@@ -249,20 +249,20 @@ def span_counts(task: Task, true: Sequence[Sequence[WordSpan]], said: Sequence[S
     """
     labels = len(task.labels)
     counts = np.zeros((len(true), 3 * labels + 2))
-    for row, wanted, found in zip(counts, true, said, strict=True):
-        for place, spans in enumerate(({*wanted} & {*found}, wanted, found)):
+    for row, truth, answer in zip(counts, true, answers, strict=True):
+        for place, spans in enumerate(({*truth} & {*answer}, truth, answer)):
             for _, _, label in spans:
                 row[place * labels + label] += 1
-        places = {span[:2] for span in wanted} & {span[:2] for span in found}
-        left = [span for span in wanted if span[:2] not in places]
+        places = {span[:2] for span in truth} & {span[:2] for span in answer}
+        rest = [span for span in truth if span[:2] not in places]
         row[-2] = len(places)
-        for first, last, _ in (span for span in found if span[:2] not in places):
-            overlapped = next((span for span in left if span[0] <= last and span[1] >= first), None)
+        for first, last, _ in (span for span in answer if span[:2] not in places):
+            overlapped = next((span for span in rest if span[0] <= last and span[1] >= first), None)
             if overlapped is not None:
-                left.remove(overlapped)
+                rest.remove(overlapped)
                 row[-2] += 0.5
-        marked = {word for first, last, _ in found for word in range(first, last + 1)}
-        row[-1] = sum({*range(first, last + 1)} <= marked for first, last, _ in wanted)
+        marked = {word for first, last, _ in answer for word in range(first, last + 1)}
+        row[-1] = sum({*range(first, last + 1)} <= marked for first, last, _ in truth)
     return counts
 
 
@@ -275,10 +275,10 @@ def span_scores(counts: Counts, drawn: Counts | None = None) -> dict[str, Counts
         spans of which every word is marked, whatever the label.
     """
     total = counts.sum(0, keepdims=True) if drawn is None else drawn @ counts
-    hits, true, said = (part.sum(1) for part in np.split(total[:, :-2], 3, axis=1))
+    hits, true, answers = (part.sum(1) for part in np.split(total[:, :-2], 3, axis=1))
     scores = {
-        "span_f1": ratio(2 * hits, true + said),
-        "partial_f1": ratio(2 * total[:, -2], true + said),
+        "span_f1": ratio(2 * hits, true + answers),
+        "partial_f1": ratio(2 * total[:, -2], true + answers),
         "span_recall": ratio(total[:, -1], true),
     }
     return {name: np.where(true > 0, 100 * values, np.nan) for name, values in scores.items()}

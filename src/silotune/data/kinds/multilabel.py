@@ -89,8 +89,8 @@ class Multilabel(Kind):
 
     @override
     def by_label(self, task: Task, outputs: Tensor, targets: Tensor) -> tuple[Counts, Counts, Counts]:
-        said, true = (marks.numpy() for marks in (outputs > 0, targets > 0))
-        return (said & true).sum(0), true.sum(0), said.sum(0)
+        answers, true = (marks.numpy() for marks in (outputs > 0, targets > 0))
+        return (answers & true).sum(0), true.sum(0), answers.sum(0)
 
     @override
     def written(self, task: Task, outputs: Tensor, targets: Tensor) -> dict[str, list[Any]]:

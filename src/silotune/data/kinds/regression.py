@@ -76,8 +76,8 @@ class Regression(Kind):
 
     @override
     def resampled(self, task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Callable[[Counts], Counts]:
-        said, true = (torch.tensor([*map(float, columns[key])], dtype=torch.float64) for key in ("predicted", "label"))
-        return lambda drawn: self.scores(task, said[:, None], true, drawn)[metric]
+        guess, true = (torch.tensor([*map(float, columns[key])], dtype=torch.float64) for key in ("predicted", "label"))
+        return lambda drawn: self.scores(task, guess[:, None], true, drawn)[metric]
 
     @override
     def predictions(self, task: Task, outputs: Tensor) -> list[Prediction]:

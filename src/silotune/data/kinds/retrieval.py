@@ -213,5 +213,5 @@ def bm25(queries: Sequence[str], passages: Sequence[str], k1: float = 1.5, b: fl
         often = np.array([own[word] for own in counts], dtype=float)
         having = (often > 0).sum()
         weights[word] = log(1 + (len(counts) - having + 0.5) / (having + 0.5)) * often / (often + scale)
-    found = [sum((weights[word] for word in re.findall(r"\w+", text.lower())), 0 * lengths) for text in queries]
-    return np.stack(found)
+    scores = [sum((weights[word] for word in re.findall(r"\w+", text.lower())), 0 * lengths) for text in queries]
+    return np.stack(scores)

@@ -139,8 +139,8 @@ def _listener(
         nonlocal ended
         ended += 1
         followers.clear()
-        left = time_left.after(ended)
-        count = (f"; {ended} of {number}" if ended <= number else "") + (f", {left}" if left else "")
+        estimate = time_left.after(ended)
+        count = (f"; {ended} of {number}" if ended <= number else "") + (f", {estimate}" if estimate else "")
         tell(f"{cell.folder}: {describe(summary)}{count}")
 
     with show_progress(quiet, verbose, log_file, write=tell) as followers:

@@ -64,9 +64,9 @@ def demo(
     require_known("--task", task, _DEMOS)
     if not resume:
         require_unused(out, "--out", OR_RESUME)
-    chosen = _DEMOS[task]
+    plan = _DEMOS[task]
     if not quiet:
-        say(f"{len(chosen.methods)} runs: {', '.join(chosen.methods)}; loading PyTorch and the model …")
+        say(f"{len(plan.methods)} runs: {', '.join(plan.methods)}; loading PyTorch and the model …")
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.lab.report.entries import read_entries
@@ -75,7 +75,7 @@ def demo(
     from silotune.lab.report.significance import headline
     from silotune.runs.run import run
 
-    configs = [demo_config(task, method, model) for method in chosen.methods]
+    configs = [demo_config(task, method, model) for method in plan.methods]
     runs: list[Run] = []
     with show_progress(quiet, verbose, log_file) as followers:
         for config in configs:
@@ -88,7 +88,7 @@ def demo(
                 progress=False,
                 backbone=runs[-1].federation.backbone if runs else None,
                 callbacks=callbacks,
-                workers=_processes(config, chosen.together),
+                workers=_processes(config, plan.together),
             )
             runs.append(finished)
     console.print(result_table([finished.summary for finished in runs]))
@@ -111,9 +111,9 @@ def _answers(config: Config, runs: Sequence[Run]) -> WholeTable:
     from silotune.data.loading import load_silos
     from silotune.runs.personal_model import PersonalModel
 
-    table = WholeTable("silo", "instruction", "untouched", *(made.folder.name for made in runs), show_lines=True)
+    table = WholeTable("silo", "instruction", "untouched", *(run.folder.name for run in runs), show_lines=True)
     for data in load_silos(config):
-        models = [PersonalModel.open(made.folder / "models" / data.name, made.federation.backbone) for made in runs]
+        models = [PersonalModel.open(run.folder / "models" / data.name, run.federation.backbone) for run in runs]
         instruction = data.splits.test[0].texts[0]
         answers = [models[0].untouched([instruction])[0], *(model.write([instruction])[0] for model in models)]
         table.add_row(*map(escape, [data.name, instruction, *answers]))
@@ -125,10 +125,10 @@ def _marked(config: Config, runs: Sequence[Run]) -> WholeTable:
     from silotune.data.loading import load_silos
     from silotune.runs.personal_model import PersonalModel
 
-    table = WholeTable("silo", "sentence", "true", *(made.folder.name for made in runs), show_lines=True)
+    table = WholeTable("silo", "sentence", "true", *(run.folder.name for run in runs), show_lines=True)
     for data in load_silos(config):
         row = data.splits.test[0]
-        models = [PersonalModel.open(made.folder / "models" / data.name, made.federation.backbone) for made in runs]
+        models = [PersonalModel.open(run.folder / "models" / data.name, run.federation.backbone) for run in runs]
         spans = [model.predict(row.texts)[0].spans or () for model in models]
         marked = [", ".join(f"{span.text} [{span.label}]" for span in own) or "nothing" for own in spans]
         table.add_row(*map(escape, [data.name, row.texts[0], data.task.rules.text(data.task, row), *marked]))
@@ -141,10 +141,10 @@ def demo_config(task: str, method: str, model: str | None = None) -> Config:
         raise InputError("--model: of --task chat; the other tasks train over the backbone that comes with silotune")
     from silotune.runs.build.resolve import read_config
 
-    chosen, words = _DEMOS[task], [f"backbone={model or 'smollm2'}"]
-    if chosen.together > 1:  # every process has one core, so that the bits do not depend on their number
-        words = [*chosen.words, f"cohort={chosen.together}", "threads=1"]
-    return read_config(chosen.preset, [f"method={method}", *words])
+    plan, words = _DEMOS[task], [f"backbone={model or 'smollm2'}"]
+    if plan.together > 1:  # every process has one core, so that the bits do not depend on their number
+        words = [*plan.words, f"cohort={plan.together}", "threads=1"]
+    return read_config(plan.preset, [f"method={method}", *words])
 
 
 def _processes(config: Config, together: int) -> int:

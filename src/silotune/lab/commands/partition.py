@@ -158,6 +158,6 @@ def import_data(
     tasks = PUBLISHED[kind](source)
     write_tasks(tasks, to)
     for task in tasks:
-        rows = ", ".join(f"{len(found):,} {split}" for split, found in task.splits.items())
+        rows = ", ".join(f"{len(records):,} {split}" for split, records in task.splits.items())
         say(f"{to / task.name}: {rows}")
     say(f"use it with data.path={to}")

@@ -31,7 +31,7 @@ def alarms(results: Results) -> list[str]:
 
 def _constant(entry: ReportEntry) -> Iterator[str]:
     """Name the silos whose model gives nearly all test rows one answer."""
-    found: dict[str, str] = {}
+    remarks: dict[str, str] = {}
     for run in entry.runs:
         scores = read_test_scores(run.folder) or {}
         for silo, details in {**scores.get("silos", {}), "all silos": scores.get("global") or {}}.items():
@@ -39,9 +39,9 @@ def _constant(entry: ReportEntry) -> Iterator[str]:
             if percent >= _CONSTANT:
                 balanced = details["metrics"].get("balanced_accuracy")
                 tail = "" if balanced is None else f", balanced accuracy {balanced:.1f}"
-                found.setdefault(silo, f"{silo} ({answer!r} to {percent:.0f} % of rows{tail})")
-    if found:
-        yield f"{entry.label}: one answer to nearly all rows: {_some(list(found.values()))}"
+                remarks.setdefault(silo, f"{silo} ({answer!r} to {percent:.0f} % of rows{tail})")
+    if remarks:
+        yield f"{entry.label}: one answer to nearly all rows: {_some(list(remarks.values()))}"
 
 
 def _disagreeing(entry: ReportEntry) -> Iterator[str]:

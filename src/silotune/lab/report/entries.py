@@ -150,12 +150,12 @@ def read_entries(folders: Sequence[Path]) -> list[ReportEntry]:
     labeled_runs = [item for folder in folders for item in _find_runs(folder)]
     named: dict[tuple[str, str], list[FinishedRun]] = {}
     unnamed: list[FinishedRun] = []
-    seen: set[Path] = set()
+    paths: set[Path] = set()
     labeled_runs.sort(key=lambda item: item[0] is None)  # runs of comparisons first: a run given twice keeps its name
     for label, path in labeled_runs:
-        if path.resolve() in seen:
+        if path.resolve() in paths:
             continue
-        seen.add(path.resolve())
+        paths.add(path.resolve())
         run = read_run(path)
         if label is None:
             unnamed.append(run)
@@ -206,12 +206,12 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[ReportEntry]:
     labels: list[str] = []
     for key, group in groups.items():
         method = str(group[0].summary["method"])
-        same_method = [values[other] for other, found in groups.items() if str(found[0].summary["method"]) == method]
+        same_method = [values[other] for other, peers in groups.items() if str(peers[0].summary["method"]) == method]
         names = sorted({name for config in same_method for name in config})
         differing = [name for name in names if len({str(config.get(name)) for config in same_method}) > 1]
         differing.sort(key=lambda name: not name.startswith("method."))  # a method's own options say most
-        shown = [(name.removeprefix("method."), values[key].get(name)) for name in differing[:3]]
-        description = ", ".join(f"{name}={_brief(value)}" for name, value in shown if value is not None)
+        options = [(name.removeprefix("method."), values[key].get(name)) for name in differing[:3]]
+        description = ", ".join(f"{name}={_brief(value)}" for name, value in options if value is not None)
         labels.append(_unique_label(f"{method} ({description})" if description else method, labels))
     pairs = zip(labels, groups.values(), strict=True)
     return [ReportEntry(label, tuple(sorted(group, key=lambda run: run.seed))) for label, group in pairs]
@@ -222,9 +222,9 @@ def _brief(value: object) -> str:
     return text if len(text) <= 20 else f"…{text[-19:]}"
 
 
-def _unique_label(label: str, taken: Sequence[str]) -> str:
+def _unique_label(label: str, labels: Sequence[str]) -> str:
     number, candidate = 2, label
-    while candidate in taken:
+    while candidate in labels:
         candidate, number = f"{label} #{number}", number + 1
     return candidate
 

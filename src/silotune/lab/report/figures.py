@@ -42,10 +42,10 @@ def _legend(results: Results) -> dict[int, str]:
     return {position: entry.label for position, entry in enumerate(results.entries)}
 
 
-def _of_entries(results: Results, read: Callable[[str], Shown]) -> list[tuple[int, str, Shown]]:
-    """Return position, label and the result of `read` for each label; labels without a result are left out."""
-    found = ((position, label, read(label)) for position, label in _legend(results).items())
-    return [row for row in found if len(row[2])]
+def _of_entries(results: Results, reader: Callable[[str], Shown]) -> list[tuple[int, str, Shown]]:
+    """Return position, label and the result of `reader` for each label; labels without a result are left out."""
+    rows = ((position, label, reader(label)) for position, label in _legend(results).items())
+    return [row for row in rows if len(row[2])]
 
 
 def _curves(results: Results, name: str, silo: str | None = None) -> list[LabeledCurve]:
@@ -54,8 +54,8 @@ def _curves(results: Results, name: str, silo: str | None = None) -> list[Labele
 
 def _others(results: Results, rows: Sequence[tuple[int, str, Any]], what: str) -> str:
     """Name the entries that a figure lacks, for its caption."""
-    shown = {position for position, *_ in rows}
-    others = [label for position, label in _legend(results).items() if position not in shown]
+    positions = {position for position, *_ in rows}
+    others = [label for position, label in _legend(results).items() if position not in positions]
     return f" {what}: {', '.join(others)}." if others else ""
 
 
@@ -95,8 +95,8 @@ def rounds_figure(results: Results) -> FigureSpec:
     def panel(title: str, curves: Sequence[LabeledCurve], silo: str = "") -> list[Panel]:
         return [Panel(title, "round", axis, partial(_over_rounds, curves), silo=silo)] if curves else []
 
-    chosen = names if 1 < len(names) <= _MOST_PANELS else []
-    of_silos = [one for name in chosen for one in panel(name, _curves(results, "validation", name), name)]
+    silos = names if 1 < len(names) <= _MOST_PANELS else []
+    of_silos = [one for name in silos for one in panel(name, _curves(results, "validation", name), name)]
     spread = _spread(results, axis) if len(names) > _MOST_PANELS else []
     caption = f"Validation after every round{_band_note(results)}."
     if spread:
@@ -122,8 +122,8 @@ def _spread(results: Results, axis: str) -> list[Panel]:
 
     def draw(axes: Axes) -> list[Mark]:
         marks = drawing.lines(axes, curves, "median of silos, round {:g}")
-        for position, _, found in curves:
-            drawing.band(axes, position, found["low"], found["high"], 0.12)
+        for position, _, curve in curves:
+            drawing.band(axes, position, curve["low"], curve["high"], 0.12)
         drawing.whole_rounds(axes)
         return marks
 
@@ -197,24 +197,24 @@ def product_error_figure(results: Results) -> FigureSpec:
 
 
 def _sent(results: Results) -> FigureSpec:
-    sent = _of_entries(results, results.sent_by_silo)
-    silos = sorted({name for _, _, by_silo in sent for name in by_silo})
+    entries = _of_entries(results, results.sent_by_silo)
+    silos = sorted({name for _, _, by_silo in entries for name in by_silo})
     many = len(silos) > _MOST_LINES
 
     def draw(axes: Axes) -> list[Mark]:
-        marks = drawing.dots(axes, sent, "MiB") if many else drawing.bars(axes, silos, sent, "MiB")
+        marks = drawing.dots(axes, entries, "MiB") if many else drawing.bars(axes, silos, entries, "MiB")
         if many:
             axes.set_xlim(left=0)
-        drawing.logarithmic_if_wide(axes, [value for _, _, by_silo in sent for value in by_silo.values()])
+        drawing.logarithmic_if_wide(axes, [value for _, _, by_silo in entries for value in by_silo.values()])
         return marks
 
-    rows = len(sent) * 3 if many else len(silos)
-    height = max(2.2, 0.9 + rows * (0.18 + (0 if many else 0.13 * len(sent))))
+    rows = len(entries) * 3 if many else len(silos)
+    height = max(2.2, 0.9 + rows * (0.18 + (0 if many else 0.13 * len(entries))))
     panel = Panel("updates of all rounds", "left the silo (MiB)", "method" if many else "silo", draw, height, _WIDE)
     caption = "What each silo sent in a whole run: size of its serialized messages, mean over seeds."
-    caption += _others(results, sent, "Nothing")
-    labels = {position: label for position, label, _ in sent}
-    return FigureSpec("sent", "What left each silo", caption, [panel] if sent else [], labels)
+    caption += _others(results, entries, "Nothing")
+    labels = {position: label for position, label, _ in entries}
+    return FigureSpec("sent", "What left each silo", caption, [panel] if entries else [], labels)
 
 
 def _seconds(results: Results) -> FigureSpec:
@@ -276,8 +276,8 @@ def _with_intervals(results: Results, columns: Sequence[str], axes: Axes) -> lis
                 gid = drawing.artist_name(position, f"interval{line}")
                 axes.plot(interval, [place, place], color=style["color"], linewidth=1, gid=gid)
             axes.plot([score.mean], [place], markersize=4, gid=drawing.artist_name(position, f"score{line}"), **style)
-            known = f" ({interval_text(interval)})" if interval else ""
-            marks.append((score.mean, place, f"{column}, {entry.label}: {score.text}{known}"))
+            suffix = f" ({interval_text(interval)})" if interval else ""
+            marks.append((score.mean, place, f"{column}, {entry.label}: {score.text}{suffix}"))
     for line in range(1, len(columns)):
         axes.axhline(line - 0.5, color=drawing.GRID, linewidth=0.6)
     drawing.name_rows(axes, columns)

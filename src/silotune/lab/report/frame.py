@@ -70,8 +70,8 @@ class Results:
         self.averages = [AVERAGE] if all(len(names) <= 1 for names in metrics) else list(unlike)
         """The columns of averages: one, or one per metric if the silos of a run have unlike metrics."""
         judged = {str((run.config.get("partition") or {}).get("evaluation")) for run in self.runs}
-        known = [column for column, key in BESIDE.items() if any(key in run.summary for run in self.runs)]
-        self.beside = [column for column in known if {column} != {f"{kind} rows" for kind in judged}]
+        columns = [column for column, key in BESIDE.items() if any(key in run.summary for run in self.runs)]
+        self.beside = [column for column in columns if {column} != {f"{kind} rows" for kind in judged}]
         """The columns of averages over the held-out rows that do not judge: silos' own, or those that all share."""
 
     @cached_property
@@ -186,11 +186,11 @@ class Results:
         lower, winners = self.lower(column), []
         for entry, interval in zip(self.entries, intervals, strict=True):
             others = [
-                found
-                for other, found in zip(self.entries, intervals, strict=True)
+                rival
+                for other, rival in zip(self.entries, intervals, strict=True)
                 if other is not entry
                 and other.first.evaluated_on == entry.first.evaluated_on
-                and (found is not None or self.values(other.label, column))
+                and (rival is not None or self.values(other.label, column))
             ]
             winners.append(bool(others) and all(_apart(interval, other, lower) for other in others))
         return winners
@@ -215,8 +215,8 @@ class Results:
 
     def logged(self, label: str, name: str, silo: str | None = None) -> pandas.DataFrame:
         """Return the rows of `series` of one label and name, of one silo if it is given."""
-        found = self._by_name.get((label, name), self.series.iloc[:0])
-        return found if silo is None else found[found["silo"] == silo]
+        rows = self._by_name.get((label, name), self.series.iloc[:0])
+        return rows if silo is None else rows[rows["silo"] == silo]
 
     def curve(self, label: str, name: str, silo: str | None = None) -> pandas.DataFrame:
         """Average a logged number over silos and seeds, at the rounds that all runs have: round → mean and std.
@@ -268,13 +268,13 @@ def _logged(run: FinishedRun) -> Iterator[tuple[str, int, str, float]]:
 
 def _interval_over_rows(summary: Mapping[str, Any], column: str) -> Interval | None:
     """Return the bootstrap interval that a run has for a silo or for all silos, or make that of an average."""
-    known: Mapping[str, Any] = summary.get("intervals") or {}
-    by_silo: Mapping[str, Any] = known.get("silos") or {}
+    intervals: Mapping[str, Any] = summary.get("intervals") or {}
+    by_silo: Mapping[str, Any] = intervals.get("silos") or {}
     metric = metric_of_column(column)
     averaged = column == AVERAGE or bool(metric)
-    found = (known.get("global") or known.get("average")) if averaged else by_silo.get(column)
-    if found is not None or not averaged:
-        return None if found is None else (float(found[0]), float(found[1]))
+    interval = (intervals.get("global") or intervals.get("average")) if averaged else by_silo.get(column)
+    if interval is not None or not averaged:
+        return None if interval is None else (float(interval[0]), float(interval[1]))
     silos = {
         name: float(silo["test"])
         for name, silo in summary["silos"].items()

@@ -133,9 +133,9 @@ def _facts(results: Results) -> dict[str, object]:
     }
 
 
-def _values(runs: Sequence[FinishedRun], read: Callable[[FinishedRun], object]) -> str:
+def _values(runs: Sequence[FinishedRun], reader: Callable[[FinishedRun], object]) -> str:
     """Read a fact from every run, and list its distinct values."""
-    values = sorted({read(run) for run in runs}, key=lambda value: (str(type(value)), value))
+    values = sorted({reader(run) for run in runs}, key=lambda value: (str(type(value)), value))
     return ", ".join(map(str, values))
 
 
@@ -238,8 +238,8 @@ def _differences(runs: Sequence[FinishedRun]) -> list[str]:
         "version of silotune": lambda run: versions[run.folder].get("silotune"),
     }
     remarks = []
-    for setting, read in settings.items():
-        values = sorted({str(read(run))[:16] for run in runs})
+    for setting, reader in settings.items():
+        values = sorted({str(reader(run))[:16] for run in runs})
         if len(values) > 1:
             remarks.append(f"The runs differ in {setting}: {', '.join(values)}")
     return remarks
@@ -264,8 +264,8 @@ def _sent_parts(entry: ReportEntry) -> str:
     if not run.message_bytes:
         return f"Nothing left a silo. Kept: {private or leaving}."
     size = run.message_bytes / MIB
-    sent = f"Sent: {leaving} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
-    return f"{sent} Kept: {private}." if private else sent
+    line = f"Sent: {leaving} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
+    return f"{line} Kept: {private}." if private else line
 
 
 def privacy_statement(entry: ReportEntry) -> str:

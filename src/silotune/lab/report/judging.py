@@ -63,7 +63,7 @@ def _verdict(entry: ReportEntry, reference: ReportEntry, column: str, plan: Judg
         return replace(verdict, remark=str(error))
     seeds = len(differences.by_seed)
     word, remark, interval = judge(differences, plan.margin, 1 if primary else corrected)
-    exploratory = any(seen < seeds and seen not in plan.looks for seen in plan.seen)
+    exploratory = any(count < seeds and count not in plan.looks for count in plan.seen)
     return replace(
         verdict,
         word=word,

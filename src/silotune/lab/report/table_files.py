@@ -127,17 +127,17 @@ def _markdown_page(results: Results, scores: ResultTable, costs: ResultTable) ->
 def _joined(left_table: ResultTable, right_table: ResultTable) -> ResultTable:
     """Join two tables side by side; rows that the right one lacks (baselines) have dashes there."""
     missing = [TableCell("–")] * len(right_table.header)
-    found = dict(right_table.rows)
-    rows = [(label, [*left, *found.get(label, missing)]) for label, left in left_table.rows]
+    right = dict(right_table.rows)
+    rows = [(label, [*left, *right.get(label, missing)]) for label, left in left_table.rows]
     return ResultTable(left_table.title, [*left_table.header, *right_table.header], rows)
 
 
 def as_terminal(table: ResultTable) -> Group:
     """Render for rich: best in bold, second underlined."""
-    shown, marks = new_table(None, [table.first], table.header), {1: "[bold]{}[/]", 2: "[underline]{}[/]"}
+    grid, marks = new_table(None, [table.first], table.header), {1: "[bold]{}[/]", 2: "[underline]{}[/]"}
     for label, values in table.rows:
-        shown.add_row(escape(label), *(cell.replace(" ± ", "±") for cell in _marked(values, marks, escape)))
-    return Group(Text(table.title), shown)
+        grid.add_row(escape(label), *(cell.replace(" ± ", "±") for cell in _marked(values, marks, escape)))
+    return Group(Text(table.title), grid)
 
 
 def _marked(cells: Sequence[TableCell], marks: Mapping[int, str], escape: Callable[[str], str] = str) -> list[str]:

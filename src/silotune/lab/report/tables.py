@@ -134,8 +134,8 @@ def score_table(results: Results) -> ResultTable:
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     deviation = f"standard deviation ({'n − 1' if results.ddof else 'n'})"
-    drawn = f"mean ± {deviation} over {repeats} seeds of {_drawn_by_seeds(results)}"
-    repetitions = drawn if seeds[-1] > 1 else "one seed"
+    description = f"mean ± {deviation} over {repeats} seeds of {_drawn_by_seeds(results)}"
+    repetitions = description if seeds[-1] > 1 else "one seed"
     ranking = "; best and second of each data set" if len(results.parts) > 1 else ""
     backbones = backbones_text(run.summary for run in results.runs)
     return ResultTable(f"{_what(entries)}, {repetitions}; {backbones}{ranking}", header, rows, notes=notes)
@@ -296,13 +296,13 @@ def rows_table(results: Results) -> ResultTable | None:
     """Make the table of the silos: metric, rows of the splits, labels, baselines. Numbers are of the first run."""
     if len(results.silos) > _MOST_ROWS:
         return None
-    known = {name: run for run in reversed(results.runs) for name in run.summary["silos"]}
+    runs = {name: run for run in reversed(results.runs) for name in run.summary["silos"]}
     titles = baseline_titles()
-    scores = {(name, key): baseline_of(known[name].summary, name, key) for name in results.silos for key in titles}
+    scores = {(name, key): baseline_of(runs[name].summary, name, key) for name in results.silos for key in titles}
     scored = {key for (_, key), score in scores.items() if score is not None}
     rows = []
     for name in results.silos:
-        run = known[name]
+        run = runs[name]
         task = (run.summary.get("tasks") or {}).get(name, {})
         counts = run.summary["silos"][name].get("rows") or {}
         texts = {"task": str(task.get("name", "–")), "metric": silo_metric(run.summary, name)}

@@ -83,11 +83,11 @@ ACCOUNTS: dict[str, Callable[[Config], Account]] = {"laplace": _laplace, "gaussi
 
 def _participations(rounds: int, choose: Choose) -> list[int]:
     """Return after each round the number of participations of the most frequent silo."""
-    taken: Counter[str] = Counter()
+    participations: Counter[str] = Counter()
     counts = []
     for number in range(1, rounds + 1):
-        taken.update(choose(number))
-        counts.append(max(taken.values()))
+        participations.update(choose(number))
+        counts.append(max(participations.values()))
     return counts
 
 
@@ -97,12 +97,12 @@ def _central(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose)
     assert aggregation.clip is not None, "the section refuses noise without it"
     # the noise is z·C/m; one silo's rows replaced move the mean by 2C/m
     multiplier, delta = aggregation.noise_multiplier / 2, config.privacy.delta or DELTA
-    everyone, chosen = (sum(numbers) for numbers in zip(*sampled, strict=True))
+    everyone, sample = (sum(numbers) for numbers in zip(*sampled, strict=True))
     noise = (
-        f"gaussian noise on the coordinator's mean over {chosen} of {everyone} silos, each change clipped to an l2 "
+        f"gaussian noise on the coordinator's mean over {sample} of {everyone} silos, each change clipped to an l2 "
         f"norm of {aggregation.clip:g}"
     )
-    if config.privacy.secret is None or chosen == everyone:
+    if config.privacy.secret is None or sample == everyone:
         return _by_participation(config, accountant.CentralAccount(multiplier, delta), noise, choose)
     # groups are sampled separately; participation is least hidden in the group with the largest sampled fraction
     silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
@@ -141,7 +141,7 @@ def build_coordinator(
     groups = None if context.method.centralized else sampling_groups(config, tasks)
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
-    server, chosen_a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
+    server, chosen_a_round = config.server, sum(number for _, number in sampled_sizes(config, silos, groups))
     named = digest_of_run(config, context) if secret else ""
     # where nothing is combined, no number of silos is too small
     aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else uniform
@@ -195,8 +195,8 @@ def _mean_of_iterates(
         or any(part.redrawn for part in method.parts().values()),
         "train.early_stopping may end the run before its mean is taken": config.train.early_stopping is not None,
     }
-    for why, given in refused.items():
-        if given:
+    for why, condition in refused.items():
+        if condition:
             raise InputError(f"server.average: {why}; leave it out")
     return MeanOfIterates(config.server.average, sorted({min(method.options.head_rounds, rounds), rounds} - {0}))
 
@@ -214,8 +214,8 @@ def _check_sums(config: Config, method: Method, silos: Mapping[str, Silo]) -> No
             largest > MOST_WEIGHT
         ),
     }
-    for why, given in refused.items():
-        if given:
+    for why, condition in refused.items():
+        if condition:
             raise InputError(f"aggregation.secure: {why}")
 
 
@@ -228,8 +228,8 @@ def _check_own(config: Config, method: Method, all_parts: bool) -> None:
         "server.optimizer": all_parts and config.server.optimizer != "none",
         "server.lr": all_parts and config.server.lr != 1,
     }
-    for key, given in refused.items():
-        if given:
+    for key, condition in refused.items():
+        if condition:
             raise InputError(f"{key}: method {method.name} aggregates parts in its own way; leave it out")
 
 
@@ -262,8 +262,8 @@ def sampled_sizes(config: Config, silos: Iterable[str], groups: Mapping[str, str
 def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | BroadcastAggregation:
     """Return the configured aggregation for rounds of so many silos."""
     if config.name in registries.AGGREGATIONS:
-        made: Aggregation | BroadcastAggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
-        return made
+        rule: Aggregation | BroadcastAggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
+        return rule
     if config.name == CorrectedMeans.name:
         return CorrectedMeans(config.regularization)
     if config.name == "trimmed-mean":

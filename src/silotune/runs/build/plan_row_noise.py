@@ -32,12 +32,12 @@ V = TypeVar("V")
 class _Noting(Mapping[str, V]):
     """A state or a memory that notes the parts that are read, in whatever way; `part_of` returns a key's part."""
 
-    def __init__(self, content: Mapping[str, V], read: set[str], part_of: Callable[[str], str] = str) -> None:
-        self._content, self._read, self._part_of = content, read, part_of
+    def __init__(self, content: Mapping[str, V], reads: set[str], part_of: Callable[[str], str] = str) -> None:
+        self._content, self._reads, self._part_of = content, reads, part_of
 
     @override
     def __getitem__(self, key: str) -> V:
-        self._read.add(self._part_of(key))
+        self._reads.add(self._part_of(key))
         return self._content[key]
 
     @override
@@ -90,19 +90,19 @@ def noised_phases(context: TrainingContext, leaving: frozenset[str], every: bool
 
 def _reads(context: TrainingContext, silo: Silo, phase: Phase) -> set[str]:
     """Return the parts that a phase reads: in its views, where its parts start, in its loss, and after its steps."""
-    read = {name for mix in phase.views.values() for name in parts_in(mix)}
+    reads = {name for mix in phase.views.values() for name in parts_in(mix)}
     shared = context.initial.shared([silo])
     received, everything = context.place(shared), context.place(context.model_state(silo, shared))
-    state = cast(State, _Noting(everything, read))
-    kept = flatten({PREVIOUS: flatten({name: everything[name] for name in context.method.remembers})})
-    memory = cast(Tensors, _Noting(kept, read, lambda key: key.split("/")[1]))
+    state = cast(State, _Noting(everything, reads))
+    previous = flatten({PREVIOUS: flatten({name: everything[name] for name in context.method.remembers})})
+    memory = cast(Tensors, _Noting(previous, reads, lambda key: key.split("/")[1]))
     rates = {each.name: context.train.lr for each in context.phases}
     rows = next(iter(silo.train.values()))
     batch = make_batch(rows, rows.sequences([0]), context.backbone.pad_id)
     with torch.no_grad(), local_training(LocalTraining(context.train.lr, dict.fromkeys(rates, 1), rates)):
         for source in phase.start.values():
             if isinstance(source, str):
-                read.add(source)
+                reads.add(source)
             else:
                 source(state, received)
         for new in phase.then.values():
@@ -111,7 +111,7 @@ def _reads(context: TrainingContext, silo: Silo, phase: Phase) -> set[str]:
             mixes = {name: context.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
             views = context.program([mixes], training=True)(batch)
             phase.loss(Step(batch, views, state, received, memory, context.parts, recipe=context.recipe, apart=[]))
-    return read
+    return reads
 
 
 def covers_models(context: TrainingContext) -> bool:
@@ -160,21 +160,21 @@ def plan_row_noise(
     context.row_privacy = settled
     plans, numbers = {}, range(1, config.rounds + 1)
     noised = [phase for phase in context.phases if settled.covers(phase)]
-    chosen = [{*choose(number)} for number in numbers]
+    participants = [{*choose(number)} for number in numbers]
     for name, silo in silos.items():
-        steps, taken = [(phase, context.steps(silo, phase)) for phase in noised], [0]
-        for number, silos_of_round in zip(numbers, chosen, strict=True):
+        steps, totals = [(phase, context.steps(silo, phase)) for phase in noised], [0]
+        for number, silos_of_round in zip(numbers, participants, strict=True):
             own = (count for phase, count in steps if phase.runs_in(number) or phase.also_first)
-            taken.append(taken[-1] + (sum(own) if name in silos_of_round else 0))
+            totals.append(totals[-1] + (sum(own) if name in silos_of_round else 0))
         if every:
-            taken.append(taken[-1] + sum(count for phase, count in steps if phase.when == "end"))
+            totals.append(totals[-1] + sum(count for phase, count in steps if phase.when == "end"))
         rate = context.rate_of_units(silo)
         if config.work == "survey":  # its one answer counts every unit
-            rate, taken = 1.0, [0, 1]
+            rate, totals = 1.0, [0, 1]
         needed = common_multiplier if privacy.shares else noise_multiplier
-        multiplier = needed(privacy.epsilon, delta, rate, taken[-1])
+        multiplier = needed(privacy.epsilon, delta, rate, totals[-1])
         colluders = config.aggregation.colluders if privacy.shares else None
-        plans[name] = RowPlan(privacy.unit, rate, tuple(taken), multiplier, colluders)
+        plans[name] = RowPlan(privacy.unit, rate, tuple(totals), multiplier, colluders)
     if privacy.shares:
         settled = replace(settled, shares=_shared_noise(config, context, silos, plans))
     most = max(plans.values(), key=lambda plan: plan.rate**2 * plan.steps[-1])
@@ -228,8 +228,8 @@ def _shared_noise(
             and any({*phase.trains} & shared & _reads(context, silo, later) for later in phases[steps[0] + 1 :]),
             "keeps shared parts as they were": bool(shared & {*method.remembers}),
         }
-        for why, given in refused.items():
-            if given:
+        for why, condition in refused.items():
+            if condition:
                 raise InputError(f"privacy.shares: method {method.name} {why}; allowed: such as fedavg or fedmcp")
     least, plan = config.aggregation.least or threshold_of(len(silos)), next(iter(plans.values()))
     return SharedNoise(plan.multiplier, config.privacy.clip, plan.rate, least, config.aggregation.colluders)

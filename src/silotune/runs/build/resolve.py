@@ -83,8 +83,8 @@ def read_config(
         changes: words that override all others.
         keys: as `overrides`: `rounds=2`, or a group of keys as a dictionary: `train={"lr": 1e-3}`.
     """
-    given = cast("Mapping[str, object]", keys)
-    config = load_config(keys_of(source), overrides or [], changes, given)
+    values = cast("Mapping[str, object]", keys)
+    config = load_config(keys_of(source), overrides or [], changes, values)
     config = with_silo_ranks(config)
     method = make_method(config)
     _check_defined(method, "aggregation", config.aggregation.name, method.aggregations)
@@ -127,8 +127,8 @@ def keys_of(source: str | Config) -> str | dict[str, object]:
     """Return the keys that a `Config` was given, for `load_config`; the name of a preset or file as it is."""
     if isinstance(source, str):
         return source
-    given = merged([source.model_dump(exclude_defaults=True), source.model_dump(exclude_unset=True)])
-    return given | {"method": source.method.model_dump()}
+    keys = merged([source.model_dump(exclude_defaults=True), source.model_dump(exclude_unset=True)])
+    return keys | {"method": source.method.model_dump()}
 
 
 class Resolved(NamedTuple):
@@ -181,17 +181,17 @@ def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Con
 
     A model that cannot be read has the usual ones: an error that says why comes when it is loaded.
     """
-    head, chosen = config.head, dict[str, str]()
+    head, defaults = config.head, dict[str, str]()
     try:
         if head.pools and head.pooling == "auto":
-            chosen["pooling"] = "first"
-            chosen["pooling"] = pooling_of(config.backbone, backbone)
+            defaults["pooling"] = "first"
+            defaults["pooling"] = pooling_of(config.backbone, backbone)
         if head.writes and head.template is None:
-            chosen["template"] = PLAIN
-            chosen["template"] = CHAT if has_chat_template(config.backbone, backbone) else PLAIN
+            defaults["template"] = PLAIN
+            defaults["template"] = CHAT if has_chat_template(config.backbone, backbone) else PLAIN
     except (InputError, OSError, ValueError):
         pass
-    return config.replace(head=chosen)
+    return config.replace(head=defaults)
 
 
 SUMS_ALONE = (
@@ -201,14 +201,14 @@ SUMS_ALONE = (
 """Says which defaults do not fit `aggregation.secure`."""
 
 
-def chosen_defaults(given: Config, config: Config) -> list[str]:
+def chosen_defaults(source: Config, config: Config) -> list[str]:
     """Return a line for each default that followed from the model or from other keys, for people."""
     lines = []
-    if given.head.template is None and config.head.template is not None:
+    if source.head.template is None and config.head.template is not None:
         plain = "“### Instruction: … ### Response:”, as the tokenizer has no chat template"
         words = "the model's own chat template" if config.head.template == CHAT else plain
         lines.append(f"prompts: {words} (head.template={config.head.template})")
-    if given.head.pooling == "auto" != config.head.pooling:
+    if source.head.pooling == "auto" != config.head.pooling:
         lines.append(f"classified by: {POOLED[config.head.pooling]} (head.pooling={config.head.pooling})")
     if config.aggregation.secure:
         lines.append(SUMS_ALONE)

@@ -63,12 +63,12 @@ def show_rows(tokenizer: Any, tokenize: TokenizeRows, silo: SiloData, number: in
     """Tokenize a silo's first training rows as training does."""
     rows = silo.splits.train[:number]
     tokenized = tokenize(silo.task, rows)
-    shown = []
+    examples = []
     for place, row in enumerate(rows):
         texts = [": ".join(filter(None, turn)) for turn in row.turns] or [text for text in row.texts if text]
         texts = [*([f"tools: {row.tools}"] if row.tools else []), *texts]
-        shown.append(ShownRow(texts, known_text(silo.task, row), _tokens(tokenizer, tokenized, place)))
-    return shown
+        examples.append(ShownRow(texts, known_text(silo.task, row), _tokens(tokenizer, tokenized, place)))
+    return examples
 
 
 def _tokens(tokenizer: Any, rows: TokenizedRows, place: int) -> list[ShownToken]:
@@ -95,7 +95,7 @@ def _sequence(tokenizer: Any, rows: TokenizedRows, place: int, part: str) -> lis
             *_shown(tokenizer, ids, "encoder", [False] * len(ids)),
             *_shown(tokenizer, targets, "decoder", [True] * len(targets)),
         ]
-    trained = {read + 1 for read in rows.reads[place]} if rows.reads is not None and rows.targets is not None else set()
+    trained = {at + 1 for at in rows.reads[place]} if rows.reads is not None and rows.targets is not None else set()
     return _shown(tokenizer, ids, part, [position in trained for position in range(len(ids))])
 
 
@@ -127,23 +127,23 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, 
     reader: Any = SimpleNamespace(tokenizer=tokenizer, base=SimpleNamespace(config=stored))  # without weights
     tokenize, whole = (head.with_long_texts(CUT).row_tokenizer(reader, most) for most in (length, ANY_LENGTH))
     room = prompt_room(head, reader, length)
-    found: dict[str, dict[str, Any]] = {}
+    lengths: dict[str, dict[str, Any]] = {}
     lines: list[str] = []
     for silo in silos:
         rows = silo.splits.train[:_MOST_ROWS]
         cuts = count_cuts(silo.task, rows, tokenize, whole)
-        found[silo.name] = {**(spread(cuts.lengths) or {}), "cut": 100 * cuts.fraction, "room": room}
+        lengths[silo.name] = {**(spread(cuts.lengths) or {}), "cut": 100 * cuts.fraction, "room": room}
         if head.long_texts.reads != "cut":
             try:
-                read = head.row_tokenizer(reader, length)(silo.task, rows)
+                inputs = head.row_tokenizer(reader, length)(silo.task, rows)
             except InputError as error:
                 lines.append(f"silo {silo.name!r}, training rows: {error}")
                 continue
             if head.long_texts.in_windows:
-                found[silo.name]["windows"] = _windows(read, cuts, length, head.long_texts.per_row)
+                lengths[silo.name]["windows"] = _windows(inputs, cuts, length, head.long_texts.per_row)
         if cuts.prompts:
             lines.append(cut_text(silo, cuts, length, room))
-    return found, lines
+    return lengths, lines
 
 
 def _windows(rows: TokenizedRows, cuts: Cuts, length: int, per_row: int) -> dict[str, float]:

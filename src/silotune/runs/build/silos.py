@@ -62,9 +62,9 @@ def build_silos(
         units = None if config.privacy.unit_column is None else [row.unit for row in train]
         if units is not None and "" in units:
             raise InputError(f"silo {item.name!r}: privacy.unit={config.privacy.unit}: a row does not say whose it is")
-        read, readable = _tokenized(tokenize, item, "training", train, config.privacy.unit is not None)
+        token_rows, readable = _tokenized(tokenize, item, "training", train, config.privacy.unit is not None)
         unread = len(train) - len(readable) if units is None else len({*units} - {row.unit for row in readable})
-        rows = replace(read, poisoned=len(added), units=None if units is None else [row.unit for row in readable])
+        rows = replace(token_rows, poisoned=len(added), units=None if units is None else [row.unit for row in readable])
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
         silos[item.name] = Silo(
@@ -113,15 +113,15 @@ def _tokenized(
     try:
         if not readable and rows:
             raise InputError(f"all are {why}")
-        read = tokenize(data.task, readable)
+        token_rows = tokenize(data.task, readable)
     except InputError as error:
         readable = [row for row in readable if noised and _can_read(tokenize, data.task, row)]
         if not readable:
             raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
-        read, why = tokenize(data.task, readable), str(error)
+        token_rows, why = tokenize(data.task, readable), str(error)
     if len(readable) < len(rows):
         log_line(f"silo {data.name!r}: {len(rows) - len(readable)} {kind} rows are left out, as empty: {why}")
-    return read, readable
+    return token_rows, readable
 
 
 def _can_read(tokenize: TokenizeRows, task: Task, row: Row) -> bool:

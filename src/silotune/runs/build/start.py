@@ -67,10 +67,10 @@ def keep_start(run: Path, context: TrainingContext) -> None:
     """
     start = context.initial.start
     if isinstance(start, TrainedParts):
-        path, found = run / _DIGEST, _digest_of(Path(start.source))
-        if path.exists() and path.read_text(encoding="utf-8") != found:
+        path, fingerprint = run / _DIGEST, _digest_of(Path(start.source))
+        if path.exists() and path.read_text(encoding="utf-8") != fingerprint:
             raise InputError(f"--resume: {run} began from other models than {start.source} holds now")
-        write_text(path, found)
+        write_text(path, fingerprint)
     elif start is not None:
         path = run / FILE
         if not path.exists():
@@ -87,16 +87,16 @@ def _check_run(source: Path, config: Config, method: Method, tasks: Collection[T
             files = [read_model_file(path)[1] for path in models]
             weights, seed, tuner = files[0].backbone_sha256, files[0].seed, files[0].tuner
             head = HeadConfig.model_validate(files[0].head)
-            known = {file.task["name"]: file.task for file in files}
+            source_tasks = {file.task["name"]: file.task for file in files}
             name, parts = files[0].method["name"], {part: fields.scope for part, fields in files[0].parts.items()}
         else:  # a coordinator's folder, whose silos keep their models
             before = load_resolved(source / "config.yaml")
             weights, seed, head = read_versions(source)["backbone"], before.seed, before.head
-            made = make_method(before)
-            tuner, name = TunerFields.of(made.setting.tuner), made.name
-            parts = {part: found.scope for part, found in made.parts().items()}
-            known = {task["name"]: task for task in read_summary(source)["tasks"].values()}
-        labels = {name: list(task["labels"]) for name, task in known.items()}
+            source_method = make_method(before)
+            tuner, name = TunerFields.of(source_method.setting.tuner), source_method.name
+            parts = {part: fields.scope for part, fields in source_method.parts().items()}
+            source_tasks = {task["name"]: task for task in read_summary(source)["tasks"].values()}
+        labels = {name: list(task["labels"]) for name, task in source_tasks.items()}
     if weights != backbone.fingerprint:
         raise InputError(f"start: {source} has another backbone than {config.backbone.name!r} is now (weights differ)")
     own, was = TunerFields.of(method.setting.tuner).options, tuner.options
@@ -112,10 +112,10 @@ def _check_run(source: Path, config: Config, method: Method, tasks: Collection[T
     for key, old, new in pairs:
         if old != new:
             raise InputError(f"start: {source} was trained with {key}={old}, this run has {new}; give the same")
-    for part, wanted in method.parts().items():
-        if wanted.scope is not Scope.FIXED and not wanted.redrawn and parts.get(part) is not wanted.scope:
+    for part, definition in method.parts().items():
+        if definition.scope is not Scope.FIXED and not definition.redrawn and parts.get(part) is not definition.scope:
             raise InputError(
-                f"start: {source} was trained with method={name}, which has no {wanted.scope.value} part {part!r}; "
+                f"start: {source} was trained with method={name}, which has no {definition.scope.value} part {part!r}; "
                 "allowed: a run of the same method, tuner, head and labels"
             )
     for task in tasks:
@@ -141,7 +141,7 @@ def _read_parts(source: Path, centralized: bool, silo: str | None) -> State | No
 
 def _digest_of(source: Path) -> str:
     """Return the sha256 of all tensors that lie in a finished run's models."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for path in sorted((source / MODELS).rglob("*.safetensors")):
-        found.update(f"{path.relative_to(source)} {file_sha256(path)}\n".encode())
-    return found.hexdigest()
+        sha.update(f"{path.relative_to(source)} {file_sha256(path)}\n".encode())
+    return sha.hexdigest()

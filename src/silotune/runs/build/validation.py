@@ -90,10 +90,10 @@ def _check_without_classes(config: Config, method: Method, silo: str, task: Task
 
 def check_labels(config: Config, tasks: Iterable[Task]) -> None:
     """Refuse `train.class_weights` of labels that none of the run's tasks has."""
-    known = {label for task in tasks for label in task.labels}
+    labels = {label for task in tasks for label in task.labels}
     weights = config.train.class_weights
     for label in weights if isinstance(weights, dict) else ():
-        require_known("label in train.class_weights", label, known)
+        require_known("label in train.class_weights", label, labels)
 
 
 def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> None:
@@ -134,11 +134,11 @@ def _check_meanings(tasks: Mapping[str, Task], labeled: Task | None) -> None:
     """Refuse two silos whose tasks have one name but other labels: a model knows labels by their indices alone."""
     first: dict[str, str] = {}
     for silo, task in tasks.items():
-        known = first.setdefault(task.name, silo)
-        if tasks[known] != task:
+        other = first.setdefault(task.name, silo)
+        if tasks[other] != task:
             raise InputError(
                 f"silo {silo!r}: its task {task.name!r} is {_meaning(task)}, that of silo "
-                f"{known!r} is {_meaning(tasks[known])}; one name has to mean one task"
+                f"{other!r} is {_meaning(tasks[other])}; one name has to mean one task"
             )
     if labeled is not None and labeled not in tasks.values():
         silo, task = next(iter(tasks.items()))

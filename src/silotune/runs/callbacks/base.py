@@ -48,8 +48,8 @@ class RoundEnd:
     @property
     def product_error(self) -> float | None:
         """The error of averaging LoRA's A and B (docs/federated-lora.md); None in rounds without it."""
-        found = [event["product_error"] for event in self.events if "product_error" in event]
-        return float(found[-1]) if found else None
+        errors = [event["product_error"] for event in self.events if "product_error" in event]
+        return float(errors[-1]) if errors else None
 
     def scalars(self) -> dict[str, float]:
         """Return the round's numbers: `validation/SILO`, their mean, `loss/SILO`, loss terms and bytes by silo.
@@ -202,7 +202,7 @@ class EventFeed:
     def _end_round(self, event: Mapping[str, Any], replayed: bool) -> None:
         number = self._ended = int(event["round"])
         of_round = tuple(self._waiting.pop(number, []))
-        self._silos = {told for told in self._silos if told[0] > number}
+        self._silos = {entry for entry in self._silos if entry[0] > number}
         scores = event.get("validation") or {}
         ended = RoundEnd(number, self._rounds, scores, float(event["seconds"]), of_round, replayed)
         for callback in self._callbacks:

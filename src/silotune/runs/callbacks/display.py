@@ -35,8 +35,8 @@ class _Rounds(Callback):
         self._time_left.start(round)
 
     def _and_time_left(self, text: str, ended: RoundEnd) -> str:
-        left = self._time_left.after(ended.round)
-        return f"{text}; {left}" if left else text
+        estimate = self._time_left.after(ended.round)
+        return f"{text}; {estimate}" if estimate else text
 
 
 class RoundLines(_Rounds):

@@ -163,8 +163,8 @@ class MLflow(Tracker):
         if run:
             self._client.update_run(run, status="RUNNING")
             return run
-        known = self._client.get_experiment_by_name(self._experiment)
-        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        record = self._client.get_experiment_by_name(self._experiment)
+        experiment = record.experiment_id if record else self._client.create_experiment(self._experiment)
         run = str(self._client.create_run(experiment, run_name=folder.name).info.run_id)
         for key, value in flat(config):
             self._client.log_param(run, key, str(value)[:500])

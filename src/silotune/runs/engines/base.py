@@ -164,22 +164,22 @@ class Engine(ABC):
     def _round(self, round_number: int, final: bool) -> None:
         coordinator, history = self.federation.coordinator, self.history
         started = time.perf_counter()
-        chosen = coordinator.choose(round_number, list(self.federation.silos))
+        silos = coordinator.choose(round_number, list(self.federation.silos))
         touched: set[str] = set()
         refused: set[str] = set()
         broadcast = partial(coordinator.broadcast, round_number)
-        updates = self._updates(round_number, chosen, broadcast, touched, refused)
+        updates = self._updates(round_number, silos, broadcast, touched, refused)
 
         def refuse(silo: str, reason: str) -> None:
             refused.add(silo)
             self.folder.event("refused", round=round_number, silo=silo, reason=reason)
 
-        coordinator.aggregate(in_name_order(updates, chosen), round_number, refuse, len(chosen))
+        coordinator.aggregate(in_name_order(updates, silos), round_number, refuse, len(silos))
         error = {} if coordinator.product_error is None else {"product_error": coordinator.product_error}
-        if said := {**error, **coordinator.report}:
-            self.folder.event("aggregation", round=round_number, **said)
+        if report := {**error, **coordinator.report}:
+            self.folder.event("aggregation", round=round_number, **report)
         self._judge_pending()
-        contributed = [name for name in chosen if name in touched - refused]
+        contributed = [name for name in silos if name in touched - refused]
         self._server_step(round_number)
         history.sampled = sorted({*history.sampled, *touched})
         ends = any(phase.when == "end" for phase in self.federation.context.phases)
@@ -192,7 +192,7 @@ class Engine(ABC):
             history.seconds += time.perf_counter() - started
             self._checkpoint(round_number, touched, better=False)
             return
-        self.progress(round_number, "validation", len(chosen), len(chosen))
+        self.progress(round_number, "validation", len(silos), len(silos))
         scores = self.validate(round_number) if judged else self._scores_if_finished(round_number)
         history.seconds += time.perf_counter() - started
         better = self._judge(round_number, scores, contributed, judged)
@@ -215,8 +215,8 @@ class Engine(ABC):
         mean = float(round_number) if average is None else average  # without validation rows the last round is the best
         lower = self.federation.lower_is_better
         # scores without noise, or of single silos, then choose no round
-        kept = self.federation.config.privacy.unit is not None or self.federation.config.aggregation.secure
-        better = judged and (kept or is_better(scores, mean, history.best_scores, history.best_validation, lower))
+        secrecy = self.federation.config.privacy.unit is not None or self.federation.config.aggregation.secure
+        better = judged and (secrecy or is_better(scores, mean, history.best_scores, history.best_validation, lower))
         if better:
             history.best_round, history.best_validation, history.best_scores = round_number, mean, scores
         self.folder.event(
@@ -225,14 +225,14 @@ class Engine(ABC):
         return better
 
     def _updates(
-        self, round_number: int, chosen: Sequence[str], broadcast: Broadcast, answered: set[str], refused: set[str]
+        self, round_number: int, silos: Sequence[str], broadcast: Broadcast, answered: set[str], refused: set[str]
     ) -> Iterator[Update]:
         """Yield the round's updates as they arrive; refused ones are named in the events and left out.
 
         Silos that answered are added to `answered`; those with refused updates also to `refused`.
         """
         coordinator, history = self.federation.coordinator, self.history
-        for received in self.rounds(round_number, chosen, broadcast):
+        for received in self.rounds(round_number, silos, broadcast):
             answer = received.reply
             answered.add(answer.silo)
             history.count_training(answer.metrics)

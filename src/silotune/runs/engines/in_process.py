@@ -80,8 +80,8 @@ class InProcessEngine(Engine):
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
         if self._sums is None:
             self._sums = SumsInProcess(self.federation.silos, self.federation.rounds, own)
-        made = self._sums.sum(round_number, summands)
-        yield from self.federation.coordinator.receive_sum(round_number, made, replies)
+        total = self._sums.sum(round_number, summands)
+        yield from self.federation.coordinator.receive_sum(round_number, total, replies)
 
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
         """Run the final phases of these silos, cohort by cohort; see `Engine.finals`."""
@@ -92,13 +92,13 @@ class InProcessEngine(Engine):
     @override
     def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Scores:
         """Score the silos after their final phases, and then restore their present states."""
-        kept = {name: silo.state for name, silo in self.federation.silos.items()}
+        states = {name: silo.state for name, silo in self.federation.silos.items()}
         try:
             for _ in self._train("final", round_number, silos, broadcast):
                 pass
             return self.validate(round_number)
         finally:
-            for name, state in kept.items():
+            for name, state in states.items():
                 self.federation.silos[name].state = state
 
     def _train(

@@ -116,10 +116,10 @@ class MultiProcessEngine(InProcessEngine):
         federation = self.federation
         federation.backbone.rest()
         waiting: dict[Future[Any], Sequence[str]] = {}
-        left = deque(sorted(groups, key=lambda names: (-sum(self._tokens[name] for name in names), names)))
-        while left or waiting:
-            while left and len(waiting) < _AHEAD * self.workers:
-                names = left.popleft()
+        queue = deque(sorted(groups, key=lambda names: (-sum(self._tokens[name] for name in names), names)))
+        while queue or waiting:
+            while queue and len(waiting) < _AHEAD * self.workers:
+                names = queue.popleft()
                 states = tuple((name, _written(federation.silos[name].state)) for name in names)
                 job = SiloJob(kind, federation.config, federation.backbone.fingerprint, broadcast(names[0]), states)
                 waiting[self._pool.submit(run_job, job)] = names
@@ -137,8 +137,8 @@ def _written(state: SiloState | None) -> bytes:
     return b"" if state is None else tensor_bytes(state.flat())
 
 
-def _read(sent: bytes) -> SiloState:
-    return SiloState.from_flat(read_tensors(sent))
+def _read(content: bytes) -> SiloState:
+    return SiloState.from_flat(read_tensors(content))
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------

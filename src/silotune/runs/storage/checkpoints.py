@@ -89,12 +89,12 @@ class Checkpoints:
                 self._recorded[name] = file_sha256(self.path / name)
         files = {name: self._recorded[name] for name in sorted(checkpoint.names & self._recorded.keys())}
         write_text(self._manifest(checkpoint.round), json.dumps(vars(checkpoint) | {"files": files}, indent=1))
-        kept = checkpoint.names | (keep.names if keep else set())
+        names = checkpoint.names | (keep.names if keep else set())
         manifests = {checkpoint.round} | ({keep.round} if keep else set())
         if self._files is None:  # what a run that was killed left, too
             self._files = set(self._tensor_files())
-        self._writer.remove([self.path / name for name in sorted(self._files - kept)])
-        self._files &= kept
+        self._writer.remove([self.path / name for name in sorted(self._files - names)])
+        self._files &= names
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
 
@@ -103,8 +103,8 @@ class Checkpoints:
 
         A run that was killed in `commit` left them, and no other commit may follow. Newer ones stay: silos write ahead.
         """
-        kept = checkpoint.names | (keep.names if keep else set())
-        for name in sorted(set(self._tensor_files()) - kept):
+        names = checkpoint.names | (keep.names if keep else set())
+        for name in sorted(set(self._tensor_files()) - names):
             if (number := _ROUND.search(name)) and int(number[1]) <= checkpoint.round:
                 (self.path / name).unlink(missing_ok=True)
         for older in self._rounds() - {checkpoint.round, *([keep.round] if keep else [])}:
@@ -134,8 +134,8 @@ class Checkpoints:
 
     def _rounds(self) -> set[int]:
         """Return the rounds that have a manifest."""
-        found = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.path.iterdir() if path.is_file())
-        return {int(match[1]) for match in found if match}
+        matches = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.path.iterdir() if path.is_file())
+        return {int(match[1]) for match in matches if match}
 
     def _manifest(self, number: int) -> Path:
         return self.path / f"round-{number:04d}.json"
@@ -156,8 +156,8 @@ class Checkpoints:
 
 def check_state(state: State, expected: State) -> None:
     """Raise a ValueError if tensors that were read are not those of this run."""
-    read, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(some).items()} for some in (state, expected))
-    differing = sorted(name for name in {*read, *wanted} if read.get(name) != wanted.get(name))
+    layout, target = ({n: (t.shape, t.dtype) for n, t in flatten(some).items()} for some in (state, expected))
+    differing = sorted(name for name in {*layout, *target} if layout.get(name) != target.get(name))
     if differing:
         raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
 

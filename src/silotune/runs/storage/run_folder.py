@@ -88,8 +88,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, config: str, backbone: Backbone, may_differ: Sequence[str] = MAY_DIFFER) -> RunFolder:
         """Open a run to resume it."""
-        made = cls._made(path, config, may_differ)
-        if backbone.fingerprint != made["backbone"]:
+        origin = cls._made(path, config, may_differ)
+        if backbone.fingerprint != origin["backbone"]:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.path.mkdir(exist_ok=True)
@@ -101,30 +101,30 @@ class RunFolder:
             write_text(path / "config.yaml", config)
         # it can go on, but not to the bits that an undisturbed run would have
         folder.changed = [
-            f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now
+            f"{name} {origin.get(name)} → {now}" for name, now in versions().items() if origin.get(name) != now
         ]
         return folder
 
     def describe_data(self, silos: Sequence[SiloData]) -> None:
         """Add to `versions.json` the fingerprints of the silos' rows, and of data sets read from the hub."""
-        made, digests = read_versions(self.path), RowDigests()
-        if "rows" in made:  # of a run that goes on
+        record, digests = read_versions(self.path), RowDigests()
+        if "rows" in record:  # of a run that goes on
             return
         rows = {silo.name: {split: digests.of(silo.splits, split) for split in SPLITS} for silo in silos}
-        text = json.dumps(made | {"rows": rows, "data_sets": dict(hub_fingerprints)}, indent=1)
+        text = json.dumps(record | {"rows": rows, "data_sets": dict(hub_fingerprints)}, indent=1)
         write_text(self.path / "versions.json", text + "\n")
 
     @staticmethod
     def _made(path: Path, config: str, may_differ: Sequence[str]) -> dict[str, Any]:
         """Return the versions and the backbone's fingerprint with which a run of this configuration was made."""
         try:
-            before, made = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
+            before, origin = (path / "config.yaml").read_text(encoding="utf-8"), read_versions(path)
         except (OSError, ValueError, InputError) as error:
             raise InputError(f"--resume: {path} is not a run folder") from error
         fixed = [changed for changed in differences(before, config) if not changed.startswith(tuple(may_differ))]
         if fixed:
             raise InputError(f"--resume: {path} was made with another configuration ({fixed[0]})")
-        return made
+        return origin
 
     def event(self, kind: str, **fields: object) -> None:
         """Append one line to `events.jsonl`, with the time."""
@@ -166,8 +166,8 @@ def working_in(
 def _begun(entry: Path) -> bool:
     """Return whether `create` may have left this entry when it was killed before its last step."""
     if entry.name == "checkpoints":  # silos on this machine record what they answered from their first answer on
-        known = (RECORDS, "secret.key")
-        return entry.is_dir() and all(path.is_dir() or path.name.startswith(known) for path in entry.rglob("*"))
+        names = (RECORDS, "secret.key")
+        return entry.is_dir() and all(path.is_dir() or path.name.startswith(names) for path in entry.rglob("*"))
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
         return entry.is_dir()
     return entry.name in ("versions.json", LOCK_FILE) or entry.name.startswith((".versions.json.", ".config.yaml."))
@@ -185,20 +185,20 @@ def continued(config: Config, path: Path) -> Config:
     if config.threads is None and isinstance(tree.get("threads"), int):
         config = config.replace(threads=tree["threads"])
     config = config.replace(head=_continued_head(config.head, tree.get("head") or {}))
-    chosen = (tree.get("train") or {}).get("tokens_at_once")
-    if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
-        config = config.replace(train={"tokens_at_once": chosen})
+    limit = (tree.get("train") or {}).get("tokens_at_once")
+    if config.train.tokens_at_once == "auto" and isinstance(limit, int):
+        config = config.replace(train={"tokens_at_once": limit})
     return config
 
 
 def _continued_head(head: HeadConfig, before: Mapping[str, Any]) -> HeadConfig:
     """Return the section `head` with the pooling and the template that the run began with."""
-    kept: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if head.pooling == "auto" and before.get("pooling"):
-        kept["pooling"] = before["pooling"]
+        fields["pooling"] = before["pooling"]
     if head.writes and head.template is None and "template" in before:
-        kept["template"] = before["template"] or PLAIN
-    return head.replace(**kept)
+        fields["template"] = before["template"] or PLAIN
+    return head.replace(**fields)
 
 
 @cache

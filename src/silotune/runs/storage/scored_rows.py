@@ -117,9 +117,9 @@ def collect_test_scores(folder: Path, silo_folders: Sequence[Path]) -> dict[str,
     """Write into a folder the details and predictions that silos wrote into their own, and return the details."""
     from pyarrow.parquet import ParquetFile
 
-    found = [content for path in silo_folders if (content := read_test_scores(path)) is not None]
-    silos = {name: details for content in found for name, details in content.get("silos", {}).items()}
-    content = {"level": LEVEL, "resamples": found[0]["resamples"] if found else 0, "silos": silos, "global": None}
+    contents = [content for path in silo_folders if (content := read_test_scores(path)) is not None]
+    silos = {name: details for content in contents for name, details in content.get("silos", {}).items()}
+    content = {"level": LEVEL, "resamples": contents[0]["resamples"] if contents else 0, "silos": silos, "global": None}
     write_text(folder / SCORES_FILE, json.dumps(content, indent=1) + "\n")
     predictions = [path / PREDICTIONS_FILE for path in silo_folders if (path / PREDICTIONS_FILE).is_file()]
     if predictions:
