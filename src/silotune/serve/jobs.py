@@ -109,7 +109,6 @@ class Job:
     deliver: Callable[[Event], None]
     deadline: float
     ended: bool = False
-    arrival: float = field(default_factory=time.monotonic)
 
     @property
     def rows(self) -> int:
