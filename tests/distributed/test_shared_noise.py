@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from silotune.communication.masks import shares
+from silotune.communication.masks import shared_noise
 from silotune.communication.masks.shared_noise import SharedNoise
 from silotune.communication.masks.silo import STAGES
 from silotune.communication.messages import read_broadcast
@@ -90,10 +90,10 @@ def test_a_run_is_charged_once_a_round_and_says_what_it_assumes(tiny_config, tmp
 
 
 def test_a_run_over_messages_is_that_of_one_process_but_for_its_noise(tiny_config, tmp_path, monkeypatch):
-    for module in (shares, plan_row_noise):
+    for module in (shared_noise, plan_row_noise):
         monkeypatch.setattr(module, "noise_multiplier", lambda *_: 1e-6)
     monkeypatch.setattr(row_accountant, "row_epsilon", lambda *_: 8.0)
-    monkeypatch.setattr(shares, "_FINENESS", 2**20)
+    monkeypatch.setattr(shared_noise, "_FINENESS", 2**20)
     config = tiny_config("fedper", *SHARES)
     silos = secure_silos(config, tmp_path / "over")
     link = DirectLink(answering(silos))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.communication.masks import shares
+from silotune.communication.masks import shared_noise
 from silotune.communication.privacy import row_accountant
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
@@ -50,10 +50,10 @@ def words(case: str) -> tuple[str, ...]:
 
 @pytest.fixture(autouse=True)
 def hardly_any_noise(monkeypatch):
-    for module in (shares, plan_row_noise):
+    for module in (shared_noise, plan_row_noise):
         monkeypatch.setattr(module, "noise_multiplier", lambda *_: 1e-6)
     monkeypatch.setattr(row_accountant, "row_epsilon", lambda *_: 8.0)
-    monkeypatch.setattr(shares, "_FINENESS", 2**20)
+    monkeypatch.setattr(shared_noise, "_FINENESS", 2**20)
 
 
 @every_case
