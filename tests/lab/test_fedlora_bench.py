@@ -8,7 +8,7 @@ from silotune.config import preset_tree
 from silotune.lab.compare import compare
 from silotune.lab.comparison import read_comparison
 from silotune.runs.run import run
-from tests.support.tiny import write_data
+from tests.support.tiny import ROWS, write_data
 
 GLUE = {"MRPC": "beta", "RTE": "beta", "SST-2": "alpha", "QNLI": "beta", "QQP": "beta"}
 """Task of GLUE → the tiny one that stands for it: pairs or single texts, two labels."""
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
     """GLUE's folders with tiny tasks in them."""
     place = tmp_path_factory.mktemp("glue")
     for seed, (name, tiny) in enumerate(GLUE.items()):
-        written = write_data(place / f"seed{seed}", [tiny], seed=seed)
+        written = write_data(place / f"seed{seed}", [tiny], {**ROWS, "test": 200}, seed)  # each silo's own kind has 20
         (written / tiny).rename(place / name)
     return place
 
