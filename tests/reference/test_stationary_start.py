@@ -159,9 +159,14 @@ def differences(tiny_federation, *words):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_three_rounds_in_both_precisions_end_alike(tiny_federation, seed):
-    """Adam: by norm; and every single number where ε is above the rounding of gradients."""
+    """Adam: by norm; and every single number where ε is above the rounding of gradients.
+
+    Numbers whose gradient is below its rounding take whole steps of Adam, and how many there are depends on the
+    processor's kernels (from 4e-5 to 2.3e-4 of the norm), so the measure is the same run without the guard.
+    """
     by_norm, _ = differences(tiny_federation, f"seed={seed}")
-    assert by_norm < 1e-4
+    unguarded, _ = differences(tiny_federation, f"seed={seed}", "method.guard=false")
+    assert by_norm < 0.01 * unguarded
     _, largest = differences(tiny_federation, f"seed={seed}", "train.adam_epsilon=1e-4")
     assert largest < 1e-4
 
