@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ MADE: dict[str, Callable[[Results], str]] = {
 
 def with_tables(page: str, data: Path = DATA) -> str:
     """Return a page with all tables between markers made anew."""
-    return _BLOCK.sub(lambda match: f"{match[1]}{MADE[match[3]](results_of(match[2], data))}{match[4]}", page)
+    of = cache(partial(results_of, data=data))  # scores and verdicts are of the same runs
+    return _BLOCK.sub(lambda match: f"{match[1]}{MADE[match[3]](of(match[2]))}{match[4]}", page)
 
 
 def main(words: list[str]) -> None:
