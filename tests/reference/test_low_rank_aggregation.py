@@ -25,15 +25,15 @@ def pair(module, part="global"):
     return f"{part}/{module}.lora_A.weight", f"{part}/{module}.lora_B.weight"
 
 
-def made_updates(silos=4, dtype=torch.float64, seed=3):
+def made_updates(silos=4, dtype=torch.float64, seed=3, out=OUT, inputs=IN):
     draws = torch.Generator().manual_seed(seed)
     updates = []
     for number in range(silos):
         tensors = {"head/out.weight": torch.randn(2, OUT, generator=draws, dtype=dtype)}
         for module in MODULES:
             a, b = pair(module)
-            tensors[a] = torch.randn(RANK, IN, generator=draws, dtype=dtype)
-            tensors[b] = torch.randn(OUT, RANK, generator=draws, dtype=dtype)
+            tensors[a] = torch.randn(RANK, inputs, generator=draws, dtype=dtype)
+            tensors[b] = torch.randn(out, RANK, generator=draws, dtype=dtype)
         updates.append(Update(f"silo{number}", tensors, rows=3 + 5 * number))
     return updates
 
@@ -79,9 +79,14 @@ def test_fedsvd_keeps_the_product_of_the_mean_and_makes_a_orthonormal():
         np.testing.assert_allclose(aggregate[a].numpy() @ aggregate[a].numpy().T, np.eye(RANK), atol=1e-9)
 
 
+SIZES = pytest.mark.parametrize(("out", "inputs"), [(OUT, IN), (53, 59)], ids=["", "thin"])
+"""Factors of four silos that are not, and are, so thin that no product is made (`is_thin`)."""
+
+
+@SIZES
 @pytest.mark.parametrize(("aggregation", "by_rows"), [(by_samples, True), (uniform, False)])
-def test_the_product_error_of_a_mean(aggregation, by_rows):
-    updates = made_updates()
+def test_the_product_error_of_a_mean(aggregation, by_rows, out, inputs):
+    updates = made_updates(out=out, inputs=inputs)
     error = ProductError(updates[0].tensors, by_rows)
     aggregate = aggregation(error.watch(updates))
     weights = [update.rows if by_rows else 1 for update in updates]
@@ -95,10 +100,11 @@ def test_the_product_error_of_a_mean(aggregation, by_rows):
     assert error.of(aggregate) > 0.1
 
 
-def test_what_is_added_to_the_frozen_weights_counts_toward_the_product():
+@SIZES
+def test_what_is_added_to_the_frozen_weights_counts_toward_the_product(out, inputs):
     """A delta that holds half of what the means of A and B lack leaves half of the error."""
-    updates, delta = made_updates(), "delta/{}" + DELTA
-    zeros = {delta.format(module): torch.zeros(OUT, IN, dtype=torch.float64) for module in MODULES}
+    updates, delta = made_updates(out=out, inputs=inputs), "delta/{}" + DELTA
+    zeros = {delta.format(module): torch.zeros(out, inputs, dtype=torch.float64) for module in MODULES}
     error = ProductError(updates[0].tensors | zeros, True)
     aggregate = by_samples(error.watch(updates))
     whole, halves = error.of(aggregate), {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from silotune.cli.termination import ended_by_sigterm
+from silotune.cli.termination import ended_by_sigterm, received
 from silotune.core.clock import log_line, logs_json, utc_now
 from silotune.core.files import folder_lock, is_locked, write_text
 from silotune.core.surroundings import require_posix
@@ -273,5 +273,7 @@ def _processes(folder: Path) -> Iterator[_Processes]:
     with folder_lock(folder), contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         try:
             yield running
+        except KeyboardInterrupt:
+            received.clear()  # it is dealt with; an error while the processes end is another
         finally:
             running.end()
