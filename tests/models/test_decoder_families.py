@@ -6,7 +6,10 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     CLIPVisionConfig,
     Gemma3Config,
@@ -21,11 +24,14 @@ from transformers import (
 from silotune.config import BackboneConfig
 from silotune.errors import InputError
 from silotune.interop.adapters import load_plain
+from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS
+from silotune.models.tuners.full import _WITH_BIASES
+from silotune.models.tuners.target_modules import is_linear
 from tests.support.decoder_families import CONFIGS, EXPERTS, HYBRID, backbone_of, language_model, tokenizer
 from tests.support.language_models import generated
 from tests.support.views import encoded_cohort, encoded_views
@@ -48,6 +54,22 @@ every_tuner = pytest.mark.parametrize(
 )
 
 
+def has_biases(model):
+    """Whether any linear layer or layer norm has one; Mamba's convolutions, which BitFit leaves, do."""
+    layers = (module for module in model.modules() if is_linear(module) or isinstance(module, nn.LayerNorm))
+    return any(getattr(layer, "bias", None) is not None for layer in layers)
+
+
+@pytest.mark.long
+def test_bitfit_names_the_families_that_have_biases():
+    """By the defaults of their configurations, on a device without memory."""
+    named = []
+    for family in ARCHITECTURES:
+        with torch.device("meta"):
+            named += [family] if has_biases(AutoModel.from_config(CONFIG_MAPPING[family]())) else []
+    assert ", ".join(sorted(named)) == _WITH_BIASES
+
+
 def parts_of(backbone, kind, family, seeds=(1, 2)):
     """The tuner, and trained parts of it; skips what a family has not."""
     options = TUNED[kind]
@@ -58,7 +80,7 @@ def parts_of(backbone, kind, family, seeds=(1, 2)):
     tuner = TUNERS[kind](TUNERS[kind].Options(**options))
     if kind == "prefix" and family in HYBRID:
         pytest.skip("no prefixes")
-    if kind == "bitfit" and not any(name.endswith(".bias") for name, _ in backbone.base.named_parameters()):
+    if kind == "bitfit" and not has_biases(backbone.base):
         pytest.skip("no biases")
     dtype = backbone.word_embeddings.dtype
     parts = []

@@ -14,7 +14,6 @@ from typing_extensions import override
 from silotune.core.tensors import Tensors, copy
 from silotune.data.tasks import Task
 from silotune.errors import InputError
-from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, Weight, WeightedTensors, per_row, weighted_sum
@@ -67,8 +66,8 @@ def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
     return weighted_sum(mix)
 
 
-_WITHOUT_BIASES = ("llama", "mistral", "modernbert", "qwen3", "t5")
-"""Families whose published models have no bias terms."""
+_WITH_BIASES = "bert, deberta-v2, distilbert, electra, gpt2, gpt_neox, mpnet, qwen2, roberta, xlm-roberta"
+"""Families whose linear layers or layer norms have biases, by their configuration's defaults."""
 
 
 class BitFitOptions(TargetModuleOptions):
@@ -101,9 +100,8 @@ class BitFit(Tuner):
             if isinstance(bias, Tensor) and (is_linear(module) or isinstance(module, nn.LayerNorm)):
                 tensors[f"{name}.bias"] = torch.zeros(bias.shape)
         if not tensors:
-            families = ", ".join(name for name in sorted(ARCHITECTURES) if name not in _WITHOUT_BIASES)
             raise InputError(
-                f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {families}"
+                f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {_WITH_BIASES}"
             )
         options = cast(BitFitOptions, self.options)
         patterns = options.sites
