@@ -12,8 +12,9 @@ from typing import Never
 import pytest
 
 from silotune.cli import main
-from silotune.cli.termination import ended_by_sigterm
+from silotune.cli.termination import ended_by_sigterm, until_interrupted
 from silotune.core.files import write_text
+from silotune.errors import SilotuneError
 from tests.support.command_line import Silotune
 
 
@@ -41,6 +42,20 @@ def test_sigterm_ends_in_order_with_a_line(monkeypatch: pytest.MonkeyPatch, silo
 
     monkeypatch.setattr(main, "_run_command", interrupted)
     assert silotune("run").code == 130
+
+
+def test_an_error_after_an_interruption_that_was_dealt_with_is_reported(
+    monkeypatch: pytest.MonkeyPatch, silotune: Silotune
+) -> None:
+    def ending() -> Never:
+        with ended_by_sigterm(), until_interrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        raise SilotuneError("a process would not end")
+
+    monkeypatch.setattr(main, "_run_command", ending)
+    outcome = silotune("run")
+    assert (outcome.code, outcome.err) == (1, "silotune: a process would not end\n")
 
 
 def test_a_full_disk_names_the_file_and_the_way_on(

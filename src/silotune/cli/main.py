@@ -29,13 +29,13 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # Python itself escapes on stderr
         sys.stdout.reconfigure(errors="silotune")
     before, sys.unraisablehook = sys.unraisablehook, _repeat_ctrl_c
-    termination.received.clear()
+    termination.interruptions.clear()
     if handles := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, termination.interrupt)
     try:
         code = _run_command()
     except Exception as error:
-        code = _INTERRUPTED if termination.received else _report(error)
+        code = _INTERRUPTED if termination.interruptions else _report(error)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     finally:
@@ -44,7 +44,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if code == _INTERRUPTED:
         _ignore_ctrl_c()
-        terminated = signal.SIGTERM in termination.received
+        terminated = signal.SIGTERM in termination.interruptions
         code, what = (_TERMINATED, "terminated") if terminated else (code, "interrupted")
         _complain(f"{what}; what is finished is kept (run again with --resume)", "yellow")
     sys.exit(code)

@@ -11,7 +11,7 @@ from rich.progress import Progress
 from typing_extensions import override
 
 from silotune.cli.console import console, say
-from silotune.cli.termination import ended_by_sigterm, received
+from silotune.cli.termination import ended_by_sigterm, interruptions
 from silotune.core.clock import utc_now
 from silotune.errors import InputError, file_errors
 from silotune.runs.callbacks import Callback
@@ -43,7 +43,7 @@ class _Ending(Callback):
 
     @override
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        if received:
+        if interruptions:
             raise KeyboardInterrupt
 
 

@@ -8,17 +8,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-received: list[int] = []
+interruptions: list[int] = []
 """The signals that asked this process's command to end. The error that ends it then does not tell: a module that is
 interrupted while it is imported may raise another one, such as NumPy's RecursionError."""
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
     """Handle a signal as Python handles Ctrl-C, and remember it."""
-    received.append(number)
+    interruptions.append(number)
     if number == signal.SIGTERM:
         signal.signal(number, signal.SIG_IGN)  # a second one must not cut what the first began
     raise KeyboardInterrupt
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """End the block on Ctrl-C or SIGTERM, which is then dealt with: an error after it is one of its own."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        interruptions.clear()
 
 
 @contextmanager

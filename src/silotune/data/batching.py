@@ -197,7 +197,7 @@ def make_batch(
 
     Args:
         rows: the data set.
-        indices: which the batch's rows are.
+        indices: of the batch's rows.
         pad_id: token id for padding.
         call_cost: overhead of a micro-batch in tokens; None leaves the batch uncut (without micro-batches).
         limit: the most tokens of a micro-batch; None: any number.

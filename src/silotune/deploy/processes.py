@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from silotune.cli.termination import ended_by_sigterm, received
+from silotune.cli.termination import ended_by_sigterm, until_interrupted
 from silotune.core.clock import log_line, logs_json, utc_now
 from silotune.core.files import folder_lock, is_locked, write_text
 from silotune.core.surroundings import require_posix
@@ -272,8 +272,7 @@ def _processes(folder: Path) -> Iterator[_Processes]:
     running = _Processes(folder)
     with folder_lock(folder), contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         try:
-            yield running
-        except KeyboardInterrupt:
-            received.clear()  # it is dealt with; an error while the processes end is another
+            with until_interrupted():
+                yield running
         finally:
             running.end()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from silotune.cli.predict import WithoutGuarantee
+from silotune.cli.termination import until_interrupted
 from silotune.errors import InputError, file_errors, needs
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def serve(
     address = f"http://{url_host}:{listening.getsockname()[1]}/"
     say(f"{len(models.names())} models at {address} (/v1/models lists them); Ctrl-C ends")
     try:
-        with suppress(KeyboardInterrupt):
+        with until_interrupted():
             uvicorn.Server(config).run(sockets=[listening])
     finally:
         engine.stop()

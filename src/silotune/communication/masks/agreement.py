@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -141,6 +141,10 @@ class Agreement:
         """The rounds whose keys are made together."""
         first = self.first or self.round
         return range(first, first + self.rounds)
+
+    def has_keys(self, number: int, members: Sequence[str]) -> bool:
+        """Whether its keys are of this round, too, if these are its members."""
+        return self.members == members and number in self.together
 
     @property
     def place(self) -> int:

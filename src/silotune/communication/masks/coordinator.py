@@ -151,7 +151,7 @@ class SumsInProcess:
     def sum(self, number: int, summands: Mapping[str, Tensor]) -> Sum:
         """Return the sum of a round's summands, silo → int64; silos without one have dropped out."""
         members, length = sorted(summands), len(next(iter(summands.values())))
-        if self._series is None or self._series.members != members or number not in self._series.together:
+        if self._series is None or not self._series.has_keys(number, members):
             listed = members, self._peers.fingerprint, self._peers.threshold
             rounds = min(MOST_ROUNDS, self._rounds - number + 1)
             self._series = Agreement("", number, "", "", "", FIRST, 0, *listed, first=number, rounds=rounds)

@@ -99,7 +99,7 @@ class MaskedEngine(FlowerEngine):
 
     def _keys_of(self, number: int, members: list[str]) -> tuple[Agreement, RoundKeys]:
         """Return the agreement on keys of these members for a round, and the keys: new ones for several rounds."""
-        if self._keys is None or self._keys[0].members != members or number not in self._keys[0].together:
+        if self._keys is None or not self._keys[0].has_keys(number, members):
             fingerprint, silos, _ = self._admission.pinned
             core = self._run["run"], number, secrets.token_hex(8), text_digest(self._run["config"]), "", "", 0, members
             noise, rounds = self._admission.shares, min(MOST_ROUNDS, self.federation.rounds - number + 1)

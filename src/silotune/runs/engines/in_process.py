@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
@@ -41,7 +42,6 @@ class InProcessEngine(Engine):
         self.cohort = federation.cohort.size
         self._written: dict[str, str] = {}
         """Silo → its state's location, for silos that replied in this round."""
-        self._sums: SumsInProcess | None = None
 
     @override
     def _restore(self) -> None:
@@ -63,10 +63,15 @@ class InProcessEngine(Engine):
             for reply in replies:
                 yield self.federation.coordinator.read_reply(round_number, reply)
 
-    def _under_masks(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
-        """Run one local round, and the protocol of sums under masks among its silos; the last one brings the sum."""
+    @cached_property
+    def _sums(self) -> SumsInProcess:
         from silotune.communication.masks.coordinator import SumsInProcess  # needs silotune[federation]
 
+        federation = self.federation
+        return SumsInProcess(federation.silos, federation.rounds, federation.config.aggregation.least)
+
+    def _under_masks(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
+        """Run one local round, and the protocol of sums under masks among its silos; the last one brings the sum."""
         replies: dict[str, SiloReply] = {}
         for trained in self._train("round", round_number, silos, broadcast):
             self._write(round_number, trained)
@@ -78,8 +83,6 @@ class InProcessEngine(Engine):
         if (least := own or threshold_of(len(self.federation.silos))) > len(replies):
             raise Diverged(f"silos {', '.join(diverged)}: training diverged, and a sum under masks is of {least} silos")
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
-        if self._sums is None:
-            self._sums = SumsInProcess(self.federation.silos, self.federation.rounds, own)
         total = self._sums.sum(round_number, summands)
         yield from self.federation.coordinator.receive_sum(round_number, total, replies)
 
