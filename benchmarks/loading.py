@@ -114,10 +114,9 @@ def _spread(directory: str, precision: str, workers: str) -> dict[str, Any]:
     backbone = _loaded(directory, precision)
     _read(backbone)
     sizes = []
-    imports = [multi_process.__name__, *backbone.modules_of_its_classes]
     with tempfile.TemporaryDirectory() as ready:
         for number in range(1, int(workers) + 1):
-            with worker_pool(number, imports) as pool:
+            with worker_pool(number, multi_process.IMPORTS) as pool:
                 jobs = [pool.submit(_hold, directory, precision, ready, number) for _ in range(number)]
                 while len(pids := [path.name for path in Path(ready).iterdir()]) < number:
                     time.sleep(0.1)

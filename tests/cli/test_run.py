@@ -140,18 +140,20 @@ def block_sigint() -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_at_any_moment_ends_with_130(place: Path, silotune: Silotune) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_at_any_moment_ends_with_130(place: Path, workers: str) -> None:
     """From the first import on: never a traceback, never a folder that cannot be resumed."""
-    for delay in (0, 0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+    for delay in (0, 0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, *((4.0, 5.0, 6.0, 8.0) if workers == "2" else ())):
         process = subprocess.Popen(
-            [sys.executable, "-c", FROM_MAIN_ON, *RUN, "rounds=500", "--out", "out", "--resume"],
+            [sys.executable, "-c", FROM_MAIN_ON, *RUN, "rounds=500", "--out", "out", "--resume", "--workers", workers],
             cwd=place,
             stderr=subprocess.PIPE,
             text=True,
             preexec_fn=block_sigint,
+            start_new_session=True,
         )
         time.sleep(delay)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, err = process.communicate(timeout=60)
         assert (process.returncode, len(err.splitlines())) == (130, 1), err
 

@@ -280,7 +280,9 @@ def words_of(method):
 
 
 SHORT = [(name, METHODS[name].defaults.get("head", "mlp")) for name in (*KINDS_OF_METHODS, "fedprompt")]
-"""Each kind of method, and one with a verbalizer, under the head that it brings."""
+SHORT += [("moon", "lm")]
+"""Each kind of method, and one with a verbalizer, under the head that it brings; a mean over tokens with one over rows.
+"""
 CASES = [
     pytest.param(*pair, marks=[] if pair in SHORT else [pytest.mark.long]) for pair in itertools.product(METHODS, HEADS)
 ]

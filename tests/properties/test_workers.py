@@ -26,6 +26,7 @@ from silotune.lab.sweep import sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
 from tests.support.method_cases import CASES, logged, of_kinds, same, snapshot, timeless
+from tests.support.tiny import TASKS, write_data
 
 ACROSS = ("fedmcp", "scaffold", "flora, ranks", "feddpa-t, dropout", "fedfame")
 """Cases of `make test`: private parts, memory, ranks and redrawn parts, draws and a final phase, rows of one party and
@@ -82,6 +83,50 @@ def test_two_processes_give_the_bits_of_one(federate, reference, case, tmp_path)
 def test_cohorts_are_those_of_one_process(federate, tmp_path):
     spread = federate.run("fedmcp", tmp_path / "spread", "cohort=2", workers=2)
     assert_the_same(spread, federate.run("fedmcp", tmp_path / "whole", "cohort=2"))
+
+
+DIVIDED = ("data.tasks=[alpha]", "partition=dirichlet", "partition.silos=3", "head.scope=private")
+SCORED = {
+    "own rows": ("fedavg", *DIVIDED, "partition.evaluation=own"),
+    "one model of own rows": ("fedavg", *DIVIDED, "head.scope=shared", "partition.evaluation=own"),
+    "in cohorts": ("local", "cohort=3", "evaluation.rows_at_once=240"),
+    "alike in cohorts": ("local", *DIVIDED, "cohort=2"),
+    "numbers in cohorts": ("local", "cohort=2", "data.tasks=[cold,warm]", "train.lr=0.1"),
+    "by loss in cohorts": ("fedmcp", "cohort=2", "evaluation.validation=loss"),
+    "groups in cohorts": ("ifca", "cohort=3"),
+    "on every task": ("feddpa-t", *DIVIDED, "evaluation.test_time=true", "evaluation.per_round=true"),
+    "one model on every task": ("fedavg", *DIVIDED, "head.scope=shared", "evaluation.test_time=true"),
+}
+"""Runs whose models are scored alone, together, once for all silos, and on the rows of other silos."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Rows of three tasks, enough of which are of each silo's own kind, and of two silos with numbers."""
+    path = write_data(tmp_path_factory.mktemp("data"), TASKS, {"train": 60, "validation": 120, "test": 120})
+    for name in ("cold", "warm"):
+        (path / name).mkdir()
+        (path / name / "meta.json").write_text('{"kind": "regression"}', encoding="utf-8")
+        rows = [{"sentence1": f"the garden was {name} {'very ' * n}", "label": n / 9 + n % 2} for n in range(30)]
+        for split in ("train", "validation", "test"):
+            (path / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("words", SCORED.values(), ids=SCORED)
+@pytest.mark.usefixtures("one_pool")
+def test_models_are_scored_in_the_processes_to_the_same_bits(words, tiny_config, folder, tmp_path, monkeypatch):
+    config = tiny_config(*words, f"data.path={folder}", "rounds=1", "train.steps=2", "evaluation.predictions=true")
+    whole = run(config, out=tmp_path / "whole")
+    if words[0] != "ifca":  # whose groups, in cohorts, are scored here: a job has one broadcast
+        monkeypatch.setattr("silotune.evaluation.predict.Predictor.logits", None)  # here, not there
+        monkeypatch.setattr("silotune.evaluation.predict.Predictor.logits_of", None)
+    spread = run(config, out=tmp_path / "spread", workers=2)
+    assert_the_same(spread, whole)
+    for kind in ("round", "evaluation"):
+        assert [*map(timeless, logged(spread.folder, kind))] == [*map(timeless, logged(whole.folder, kind))]
+    files = [(one.folder / "predictions.parquet").read_bytes() for one in (spread, whole)]
+    assert files[0] == files[1]
 
 
 @pytest.mark.usefixtures("one_pool")

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
@@ -60,6 +61,11 @@ class Workers:
     def here(self) -> bool:
         """Whether this process does the work."""
         return self.cluster is None and self.number == 1
+
+    def begin(self, imports: Sequence[str]) -> None:
+        """Let modules be imported for processes of this machine while this one does other work, before `pool`."""
+        if self.cluster is None and self.number > 1 and _FORKED:
+            _serve_forks(imports)
 
     @contextmanager
     def pool(self, imports: Sequence[str] = (), threads: int | None = None) -> Iterator[tuple[Executor, int]]:
@@ -127,7 +133,7 @@ def worker_pool(workers: int, imports: Sequence[str] = ()) -> Iterator[ProcessPo
     end_unguarded_worker()
     context: Any = multiprocessing.get_context("forkserver" if _FORKED else "spawn")
     if _FORKED:
-        context.set_forkserver_preload([*imports, "silotune.core.frozen_imports"])
+        _serve_forks(imports)
     earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0),))
     processes: Any = pool._processes  # filled when the first work is submitted
@@ -152,6 +158,17 @@ def worker_pool(workers: int, imports: Sequence[str] = ()) -> Iterator[ProcessPo
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _serve_forks(imports: Sequence[str]) -> None:
+    """Start the server that workers are forked from, and let it import these modules."""
+    multiprocessing.set_forkserver_preload(["silotune.core.first_import", *imports, "silotune.core.frozen_imports"])
+    resource_tracker.ensure_running()  # else the server starts it, which ends the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _initialize_worker(started: Synchronized[int]) -> None:

@@ -42,42 +42,77 @@ def current_model_state(federation: Federation, silo: Silo) -> State:
     return personalized_state(federation.context, silo, federation.coordinator.shared_of(silo.name))
 
 
-def score_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, float | None]:
+Split = Literal["validation", "test"]
+
+
+def score_silos(federation: Federation, split: Split) -> dict[str, float | None]:
     """Return reported silo → its model's score (see `measure_silos`); None if it has no rows."""
     return {name: silo.score for name, silo in measure_silos(federation, split).items()}
 
 
-def measure_silos(federation: Federation, split: Literal["validation", "test"]) -> dict[str, Measured]:
+def measure_silos(federation: Federation, split: Split) -> dict[str, Measured]:
     """Return reported silo → its model's score, predictions and, beside another metric, accuracy.
 
     Validation rows are judged by the loss if the configuration says so. For test rows with answers the loss is measured
-    as well. Where silos train in cohorts, they are scored in joint forwards, too.
+    as well. Where silos train in cohorts, they are scored in joint forwards, too (`scored_together`).
     """
-    test = split == "test"
-    metric = LOSS if not test and federation.config.validates_by_loss else None
+    metric = _metric(federation, split)
     context, models, key_of = federation.context, *_models(federation)
 
     def rows_of(key: _Key) -> TokenizedRows:
         rows: TokenizedRows = getattr(models[key][1], split)
         return rows
 
-    def by_logits(rows: TokenizedRows) -> bool:
-        return len(rows) > 0 and rows.task.labeled and (metric or rows.task.metric) not in LOSS_METRICS
-
     logits_by_key: dict[_Key, Tensor | None] = {}
     if federation.cohort.size > 1:
-        labeled = [key for key in models if by_logits(rows_of(key))]
+        labeled = [key for key in models if _by_logits(rows_of(key), metric)]
         outputs = joint_logits(context, ((models[key][0](), rows_of(key)) for key in labeled))
         logits_by_key = dict(zip(labeled, outputs, strict=True))
 
     def measured(key: _Key) -> Measured:
         (model, _), rows, logits_of_rows = models[key], rows_of(key), logits_by_key.get(key)
         state = model() if len(rows) and logits_of_rows is None else {}
-        return measure(context, state, rows, metric, test, logits_of_rows)
+        return measure(context, state, rows, metric, split == "test", logits_of_rows)
 
     scores = {key: measured(key) for key in models}
+    return weighed_by_silo(federation, split, {name: scores[key] for name, key in key_of.items()})
+
+
+def weighed_by_silo(federation: Federation, split: Split, measured: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Judge models that read the same rows by each reported silo's own weights of these (`weighed`)."""
+    metric = _metric(federation, split)
     evaluations = {name: rows for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
-    return {name: weighed(scores[key], getattr(evaluations[name], split), metric) for name, key in key_of.items()}
+    return {name: weighed(each, getattr(evaluations[name], split), metric) for name, each in measured.items()}
+
+
+def scored_together(federation: Federation, split: Split) -> list[list[str]]:
+    """Return the training silos in groups, each of which `measure_silos` scores to the same bits without the others.
+
+    Groups of silos that train alone have one silo. Silos that train in cohorts share a forward up to `rows_scored`.
+    """
+    metric = _metric(federation, split)
+    groups, together, total = [], list[str](), 0
+    for silo in federation.silos.values():
+        every = [getattr(evaluation, split) for evaluation in silo.evaluations.values()]
+        count = sum(rows.sequence_count for rows in every if _by_logits(rows, metric))
+        if federation.cohort.size == 1 or not count:
+            groups.append([silo.name])
+            continue
+        if together and total + count > federation.context.rows_scored:
+            groups.append(together)
+            together, total = [], 0
+        together.append(silo.name)
+        total += count
+    return [*groups, together] if together else groups
+
+
+def _metric(federation: Federation, split: Split) -> str | None:
+    """Return the metric of a split; None: each task's own."""
+    return LOSS if split == "validation" and federation.config.validates_by_loss else None
+
+
+def _by_logits(rows: TokenizedRows, metric: str | None) -> bool:
+    return len(rows) > 0 and rows.task.labeled and (metric or rows.task.metric) not in LOSS_METRICS
 
 
 def evaluate_silos(federation: Federation, evaluate: Callable[[Model, EvaluationRows], Result]) -> dict[str, Result]:
@@ -133,15 +168,13 @@ def mean_score(scores: Mapping[str, float | None]) -> float | None:
 
 
 def summary_entries(
-    federation: Federation, test: Mapping[str, Measured], judged: Mapping[str, float | None] | None = None
+    federation: Federation, test: Mapping[str, Measured], validation: Mapping[str, float | None]
 ) -> dict[str, dict[str, Any]]:
     """Return reported silo → its entry in `summary.json`: metric, validation and test score, and row counts.
 
-    `accuracy` is added beside another metric if a task's answers are options. `judged` has the validation scores of the
-    current state, if it was judged before; of other names it is not used.
+    `accuracy` is added beside another metric if a task's answers are options.
     """
     entries: dict[str, dict[str, Any]] = {}
-    validation = judged if judged and judged.keys() == test.keys() else score_silos(federation, "validation")
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task

@@ -12,7 +12,7 @@ silos has to agree to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
@@ -23,6 +23,9 @@ from silotune.evaluation.predict import Measured, measure, score, weighed
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 
+OnTasks = Mapping[str, Mapping[str, Measured]]
+"""Silo → task → the scores of the silo's model on the task's test rows."""
+
 
 @dataclass(frozen=True)
 class TestTime:
@@ -30,7 +33,7 @@ class TestTime:
 
     __test__ = False  # the name begins like a test's; pytest must not collect it
 
-    measured: Mapping[str, Mapping[str, Measured]]
+    measured: OnTasks
     own: Mapping[str, str]
 
     @property
@@ -68,19 +71,29 @@ class TestTime:
         }
 
 
-def score_test_time(federation: Federation) -> TestTime:
+def score_test_time(federation: Federation, measured: OnTasks | None = None) -> TestTime:
     """Score every silo's model on every task's test rows, at the federation's present state.
 
     Silos with the same test rows (parts of one task) add one task. A model that all silos share is scored once.
+    `measured` is what other processes measured (`measure_on_every_task`).
     """
-    sets, label_of = _test_sets(federation)
-    measured = _measure_on_sets(federation, sets)
+    label_of = _test_sets(federation)[1]
+    measured = measured or measure_on_every_task(federation)
     reported = {
-        name: measured[silo.name] | {label_of[name]: weighed(measured[silo.name][label_of[name]], evaluation.test)}
+        name: {
+            **measured[silo.name],
+            label_of[name]: weighed(measured[silo.name][label_of[name]], evaluation.test),
+        }
         for silo in federation.silos.values()
         for name, evaluation in silo.evaluations.items()
     }
     return TestTime(reported, label_of)
+
+
+def measure_on_every_task(federation: Federation, silos: Mapping[str, Silo] | None = None) -> OnTasks:
+    """Return training silo → task → the scores of the silo's model; of these silos, by default of all."""
+    some = federation if silos is None else replace(federation, silos=silos)
+    return _measure_on_sets(some, _test_sets(federation)[0])
 
 
 def unseen(federation: Federation) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, resolve
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import default_display
+from silotune.runs.engines.multi_process import IMPORTS
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder, continued
 from silotune.training.federation import Federation
@@ -253,7 +254,7 @@ def _run_in_processes(
 ) -> Iterator[tuple[Cell, _Outcome]]:
     out = out.absolute()  # the workers of a cluster have other working directories
     there = announce if workers.cluster is None else None  # what a process of a cluster writes is read by nobody
-    with workers.pool(threads=max(cell.config.threads or 0 for cell in cells) or None) as (pool, _):
+    with workers.pool(IMPORTS, max(cell.config.threads or 0 for cell in cells) or None) as (pool, _):
         waiting = {pool.submit(_run_in_worker, kind, cell.config, out / cell.folder, there): cell for cell in cells}
         for future in as_completed(waiting):
             outcome, untold = future.result()

@@ -105,6 +105,7 @@ class Step:
         terms: terms of the loss for the log, filled by `log`.
         recipe: label smoothing and class weights of training.
         apart: collects the terms passed to `without_rows`; None: they are added to the loss.
+        whole: the batch of which `batch` is a piece, and weighs in the loss as many rows as it has.
     """
 
     batch: Batch
@@ -116,6 +117,7 @@ class Step:
     terms: dict[str, Tensor] = field(default_factory=dict)
     recipe: LossRecipe = PLAIN
     apart: list[Tensor] | None = None
+    whole: Batch | None = None
 
     def __post_init__(self) -> None:
         self.views = Named("view", self.views)
@@ -130,7 +132,15 @@ class Step:
         module, tensors = self._head(head)
         if module.reads_reference:
             return module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
-        return module.training_loss(tensors, self.views[view], self.batch, self.recipe)
+        if self.whole is None:
+            return module.training_loss(tensors, self.views[view], self.batch, self.recipe)
+        units, of_whole = module.loss_units(self.batch), module.loss_units(self.whole)
+        assert of_whole, "only losses that are such means are computed of pieces"
+        if not units:
+            return torch.zeros(())
+        # a mean over tokens weighs by tokens, as a piece weighs by rows; 1 where the loss is a mean over rows
+        factor = (units / of_whole) / (len(self.batch) / len(self.whole))
+        return factor * module.training_loss(tensors, self.views[view], self.batch, self.recipe)
 
     def without_rows(self, term: Tensor) -> Tensor:
         """Mark a loss term that depends on no row, such as a proximal one; add the returned value to the loss.
@@ -220,9 +230,9 @@ Loss = Callable[[Step], Tensor]
 def mean_over_rows(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Mark a loss that is a mean over rows or tokens, so that the rows of a batch may be trained apart.
 
-    Such a loss adds up only cross-entropies of heads, terms that depend on no row, and other means over rows (if the
-    heads' losses are means over rows, too), and draws no random numbers. With `train.tokens_at_once` it takes one pass
-    instead of two; noise on rows (`privacy.unit`) needs it. A method that overrides a marked loss has to mark its own.
+    Such a loss adds up only cross-entropies of heads, terms that depend on no row, and other means over rows, and draws
+    no random numbers. With `train.tokens_at_once` it takes one pass instead of two; noise on rows (`privacy.unit`)
+    needs it. A method that overrides a marked loss has to mark its own.
     """
     loss.mean_over_rows = True  # type: ignore[attr-defined]
     return loss

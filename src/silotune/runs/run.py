@@ -29,7 +29,7 @@ from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.display import default_display, warn_on_stderr
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
-from silotune.runs.engines.multi_process import MultiProcessEngine
+from silotune.runs.engines.multi_process import IMPORTS, MultiProcessEngine
 from silotune.runs.model_folder import write_models
 from silotune.runs.run_result import Run
 from silotune.runs.storage.checkpoints import Checkpoints
@@ -118,7 +118,7 @@ def _run(
         require_unused(path, "--out", OR_RESUME)
     if resume:
         config = continued(config, path)
-    # with several processes, the main one leaves the device's memory to the others
+    workers.begin(IMPORTS)
     data: list[SiloData] = []
 
     def look(silos: list[SiloData], context: TrainingContext, cuts: list[str]) -> None:
@@ -127,6 +127,7 @@ def _run(
                 warn(line)
         data.extend(silos)
 
+    # with several processes, the main one leaves the device's memory to the others
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
     without_training(federation)
     if config.rounds and federation.privacy is not None:
@@ -143,12 +144,13 @@ def _run(
         if announce is not None:
             for line in [*defaults, *(federation.privacy.lines() if federation.privacy is not None else ())]:
                 announce(line)
-        engine.run()
-        if warn is not None and (refusals := refusal_warning(events(path))):
-            warn(refusals)
-        shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
-        best = engine.load_best()
-        summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+        with engine.working():
+            engine.run()
+            if warn is not None and (refusals := refusal_warning(events(path))):
+                warn(refusals)
+            shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
+            best = engine.load_best()
+            summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
         if config.evaluation.baselines:  # after training: importing scikit-learn takes longer than a short round
             central = config.partition.judges_alike
             summary["baselines"] = baselines(data, central)

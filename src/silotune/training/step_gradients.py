@@ -87,24 +87,17 @@ class StepGradients:
         of_a_view = sum(micro_batch.tokens(self._virtual) for micro_batch in micro_batches)
         if self._bound is None or self._graphs * of_a_view <= self._bound:
             return self.whole_batch(program, members, micro_batches)
-        units = [self._units(member.batch) for member in members]
-        if self._by_row and all(units):
-            return self._one_pass(program, members, micro_batches, [number for number in units if number])
+        alike = self._recipe.class_weights == "none"  # else the heads' losses are means of rows that differ in weight
+        if self._by_row and alike and all(head.loss_units(member.batch) for head in self._heads for member in members):
+            return self._one_pass(program, members, micro_batches)
         return self._two_passes(program, members, micro_batches)
 
-    def _units(self, batch: Batch) -> int | None:
-        """Return the number of terms over which all heads' cross-entropies of a batch are means, if they are."""
-        if self._recipe.class_weights != "none":  # means of rows that differ in weight
-            return None
-        units = {head.loss_units(batch) for head in self._heads}
-        return units.pop() if len(units) == 1 else None
-
-    def _loss_of(self, member: SiloStep, views: dict[str, View], batch: Batch) -> tuple[Tensor, Terms]:
-        """Return a member's loss over its batch, or over a piece of it, and the terms that it logs."""
-        recipe = self._recipe
-        step = Step(
-            batch, views, member.state, member.received, member.memory, self._parts, recipe=recipe, apart=member.apart
-        )
+    def _loss_of(
+        self, member: SiloStep, views: dict[str, View], batch: Batch, whole: Batch | None = None
+    ) -> tuple[Tensor, Terms]:
+        """Return a member's loss over its batch, or over a piece of a whole one, and the terms that it logs."""
+        own, recipe = (member.state, member.received, member.memory, self._parts), self._recipe
+        step = Step(batch, views, *own, recipe=recipe, apart=member.apart, whole=whole)
         with local_training(member.training):
             loss = self._loss(step)
         if not isinstance(loss, Tensor) or loss.dim():
@@ -140,11 +133,7 @@ class StepGradients:
         return losses, terms
 
     def _one_pass(
-        self,
-        program: ViewProgram,
-        members: Sequence[SiloStep],
-        micro_batches: Sequence[MicroBatch],
-        units: Sequence[int],
+        self, program: ViewProgram, members: Sequence[SiloStep], micro_batches: Sequence[MicroBatch]
     ) -> list[Terms]:
         """Train the micro-batches one after the other, each with its fraction of the loss."""
         draws = _Draws(self._seed, members)
@@ -156,11 +145,10 @@ class StepGradients:
                 for piece in micro_batch.pieces:
                     member, own_sums = members[piece.owner], sums[piece.owner]
                     batch = member.batch.piece(piece)
-                    fraction = (self._units(batch) or 0) / units[piece.owner]
-                    if not fraction:  # rows without a token of response
-                        continue
-                    loss, terms = self._loss_of(member, views[piece.owner], batch)
-                    losses.append(member.scaled(fraction * loss))
+                    fraction = len(batch) / len(member.batch)
+                    loss, terms = self._loss_of(member, views[piece.owner], batch, member.batch)
+                    if loss.requires_grad:  # else no row has a token of response
+                        losses.append(member.scaled(fraction * loss))
                     for name, term in terms.items():
                         own_sums[name] = own_sums[name] + fraction * term if name in own_sums else fraction * term
                 if losses:

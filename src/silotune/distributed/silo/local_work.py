@@ -236,7 +236,7 @@ class LocalWork:
             entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[silo.name]}
         else:
             tested = measure_silos(federation, "test")
-            entry = summary_entries(federation, tested)[silo.name]
+            entry = summary_entries(federation, tested, score_silos(federation, "validation"))[silo.name]
             parts = [*flatten(shared).values(), *federation.context.state_of(silo).flat().values()]
             model = sum(tensor.nbytes for tensor in parts)
             self._store.require_room(_bytes_of_test_files(silo, tested.values()) + model)

@@ -204,11 +204,6 @@ class Backbone:
         """Free the device's memory until the next use, if the backbone was loaded `on_use`."""
         self._placement.rest()
 
-    @property
-    def modules_of_its_classes(self) -> list[str]:
-        """The modules that define model and tokenizer, for processes that will load the same."""
-        return [type(self.model).__module__, type(self.tokenizer).__module__]
-
     def encode(self, inputs: Inputs, plan: ForwardPlan, padding: Padding | None = None) -> Tensor:
         """Run one padded batch under a plan.
 

@@ -9,6 +9,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
 from functools import partial
 from typing import Any, ClassVar
@@ -53,6 +54,10 @@ class Engine(ABC):
         """Reported silo → what `results` measured on its test rows; empty where those are in other processes."""
         self._best: Checkpoint | None = None
         self._last: Checkpoint | None = None
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return the context in which the engine works, from its first round to its results."""
+        return nullcontext()
 
     @abstractmethod
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:

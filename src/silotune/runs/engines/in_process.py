@@ -10,8 +10,9 @@ from typing_extensions import override
 
 from silotune.communication.masks.fixed_point import read_summand, threshold_of
 from silotune.errors import Diverged
-from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries, with_attack
-from silotune.evaluation.personalization import score_test_time
+from silotune.evaluation.federation_scores import Split, mean_score, measure_silos, summary_entries, with_attack
+from silotune.evaluation.personalization import TestTime, score_test_time
+from silotune.evaluation.predict import Measured
 from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
 from silotune.runs.storage.checkpoints import Checkpoint, load_silo
 from silotune.runs.storage.run_folder import RunFolder
@@ -42,6 +43,8 @@ class InProcessEngine(Engine):
         self.cohort = federation.cohort.size
         self._written: dict[str, str] = {}
         """Silo → its state's location, for silos that replied in this round."""
+        self._by_silo: dict[int, Scores] = {}
+        """Round → each reported silo's validation score, of the best round so far and the last."""
 
     @override
     def _restore(self) -> None:
@@ -133,23 +136,34 @@ class InProcessEngine(Engine):
     @override
     def validate(self, round_number: int) -> Scores:
         if self.federation.config.evaluation.per_round:
-            judged = score_test_time(self.federation)
+            judged = self._test_time(round_number)
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
             self.folder.event("evaluation", round=round_number, **measures)
-        scores = self._validation(round_number)
+        scores = self._scores(round_number)
+        best = self._by_silo.get(self.history.best_round, {})
+        self._by_silo = {self.history.best_round: best, round_number: scores}
         return scores if self.federation.central is None else {"global": mean_score(scores)}
 
-    def _validation(self, round_number: int) -> Scores:
-        """Return each reported silo's validation score at the end of this round."""
-        return score_silos(self.federation, "validation")
+    def _scores(self, round_number: int) -> Scores:
+        return {name: each.score for name, each in self._measure("validation", round_number).items()}
+
+    def _measure(self, split: Split, round_number: int) -> dict[str, Measured]:
+        """Score every reported silo's present model, which is of this round."""
+        return measure_silos(self.federation, split)
+
+    def _test_time(self, round_number: int) -> TestTime:
+        """Score every silo's present model, which is of this round, on every task."""
+        return score_test_time(self.federation)
 
     @override
     def results(self) -> dict[str, dict[str, Any]]:
-        """Return the results; the best round's validation scores are already known."""
-        judged = score_test_time(self.federation) if self.federation.config.evaluation.test_time else None
-        self.tested = judged.on_own_task if judged else measure_silos(self.federation, "test")
-        entries = summary_entries(self.federation, self.tested, self.history.best_scores)
-        entries = with_attack(self.federation, entries)
+        """Return the results; the best round's validation scores are known, unless it was judged before a resume."""
+        best = self.history.best_round
+        judged = self._test_time(best) if self.federation.config.evaluation.test_time else None
+        self.tested = judged.on_own_task if judged else self._measure("test", best)
+        known = self._by_silo.get(best) or self.history.best_scores  # which may be a mean
+        validation = known if known.keys() == self.tested.keys() else self._scores(best)
+        entries = with_attack(self.federation, summary_entries(self.federation, self.tested, validation))
         return {name: entry | judged.entry(name) for name, entry in entries.items()} if judged else entries
 
     @override

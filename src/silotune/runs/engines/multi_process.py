@@ -8,9 +8,11 @@ process at equal `threads`.
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,17 +24,28 @@ from silotune.core.determinism import set_numerics
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.workers import Workers
 from silotune.errors import InputError
-from silotune.evaluation.federation_scores import all_share_one_model, score_silos
+from silotune.evaluation.federation_scores import (
+    Split,
+    all_share_one_model,
+    measure_silos,
+    scored_together,
+    weighed_by_silo,
+)
+from silotune.evaluation.personalization import TestTime, measure_on_every_task, score_test_time
+from silotune.evaluation.predict import Measured
 from silotune.runs.build.builder import build
-from silotune.runs.engines.base import Broadcast, Progress, Scores
+from silotune.runs.engines.base import Broadcast, Progress
 from silotune.runs.engines.in_process import InProcessEngine, Replies, Training, named
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 
-Kind = Training | Literal["validation"]
-"""Kinds of work: training, or validation scores."""
+Kind = Training | Split | Literal["every task"]
+"""Kinds of work: training, or scores on a silo's own rows or on every task's test rows."""
+
+IMPORTS = (__name__, "transformers.modeling_utils")
+"""What the processes of a run import; the second one is most of what a backbone's own module takes."""
 
 _AHEAD = 2
 """Jobs queued per process: enough that none waits for the main process, few enough that few states are in transit."""
@@ -71,11 +84,10 @@ class MultiProcessEngine(InProcessEngine):
         self._pool: Executor | None = None
 
     @override
-    def run(self) -> None:
-        backbone = self.federation.backbone
-        imports = [__name__, *backbone.modules_of_its_classes]
-        with self._workers.pool(imports, self.federation.config.threads) as (self._pool, self.workers):
-            super().run()
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        with self._workers.pool(IMPORTS, self.federation.config.threads) as (self._pool, self.workers):
+            yield
 
     def _train(
         self, kind: Training, round_number: int, silos: Sequence[str], broadcast: Broadcast
@@ -90,29 +102,48 @@ class MultiProcessEngine(InProcessEngine):
             yield [answer for answer, _ in trained]
 
     @override
-    def _validation(self, round_number: int) -> Scores:
-        federation = self.federation
-        # one model on the same rows is judged once
-        once = federation.central is not None and all_share_one_model(federation)
-        scores: Scores = {}
-        singles = [[name] for name in federation.silos][: 1 if once else None]
-        coordinator = federation.coordinator
+    def _measure(self, split: Split, round_number: int) -> dict[str, Measured]:
+        groups = scored_together(self.federation, split)
+        own = (self._broadcast_by_name(names[0]) for names in groups if len(names) > 1)
+        if any(own):  # a job has one broadcast
+            return super()._measure(split, round_number)
+        rows = {name: rows.key for silo in self.federation.silos.values() for name, rows in silo.evaluations.items()}
+        # one model on the same rows is measured once
+        once = len({*rows.values()}) == 1 and all_share_one_model(self.federation)
+        measured = self._scored(split, [groups[0][:1]] if once else groups, round_number)
+        first = next(iter(measured.values()))
+        return weighed_by_silo(self.federation, split, {name: measured.get(name, first) for name in rows})
+
+    @override
+    def _test_time(self, round_number: int) -> TestTime:
+        silos = list(self.federation.silos)
+        once = all_share_one_model(self.federation)
+        measured = self._scored("every task", [[name] for name in silos[: 1 if once else None]], round_number)
+        first = next(iter(measured.values()))
+        return score_test_time(self.federation, {name: measured.get(name, first) for name in silos})
+
+    def _scored(self, kind: Split | Literal["every task"], groups: Sequence[Sequence[str]], round_number: int) -> Any:
+        """Measure these silos' models in the processes; returns what the function of this kind returns."""
 
         def adopted(name: str) -> bytes:  # the worker cuts to ranks; it does not have what makes silos' own tensors
-            return coordinator.broadcast(round_number, name if coordinator.broadcasts.key(name) == name else None)
+            own = name if self._broadcast_by_name(name) else None
+            return self.federation.coordinator.broadcast(round_number, own)
 
-        for _, silo_scores in self._spread("validation", singles, adopted):
-            scores |= silo_scores
-        if once:
-            score = next(iter(scores.values()))
-            return {name: score for silo in federation.silos.values() for name in silo.evaluations}
-        return {name: scores[name] for silo in federation.silos.values() for name in silo.evaluations}
+        return {
+            name: each
+            for _, result in self._spread(kind, groups, adopted)
+            for name, each in pickle.loads(result).items()
+        }
+
+    def _broadcast_by_name(self, silo: str) -> bool:
+        """Return whether a silo's shared parts are its own."""
+        return self.federation.coordinator.broadcasts.key(silo) == silo
 
     def _spread(
         self, kind: Kind, groups: Sequence[Sequence[str]], broadcast: Broadcast
     ) -> Iterator[tuple[Sequence[str], Any]]:
         """Yield each group of silos with its job's result, in any order."""
-        assert self._pool is not None, "processes live while the engine runs"
+        assert self._pool is not None, "processes live while the engine is working"
         federation = self.federation
         federation.backbone.rest()
         waiting: dict[Future[Any], Sequence[str]] = {}
@@ -148,8 +179,8 @@ _federations: dict[str, Federation] = {}
 """The configuration's text → the federation built from it, for the last configuration."""
 
 
-def run_job(job: SiloJob) -> Trained | Scores:
-    """Do a job in a worker process, over its own backbone."""
+def run_job(job: SiloJob) -> Trained | bytes:
+    """Do a job in a worker process, over its own backbone; returns what was trained, or pickled what was measured."""
     text = dump(job.config)
     if text not in _federations:
         _federations.clear()
@@ -162,10 +193,13 @@ def run_job(job: SiloJob) -> Trained | Scores:
     for silo, (_, state) in zip(silos, job.silos, strict=True):
         silo.state = _read(state) if state else None
     try:
-        if job.kind == "validation":
+        if job.kind in ("validation", "test", "every task"):
             shared, _ = read_broadcast(job.broadcast, federation.coordinator.expected)
             federation.coordinator.adopt(shared)
-            return score_silos(replace(federation, silos={silo.name: silo for silo in silos}), "validation")
+            some = {silo.name: silo for silo in silos}
+            if job.kind == "every task":
+                return pickle.dumps(measure_on_every_task(federation, some))
+            return pickle.dumps(measure_silos(replace(federation, silos=some), job.kind))
         client = federation.client()
         train = client.rounds if job.kind == "round" else client.finals
         replies = train(silos, job.broadcast)
