@@ -64,7 +64,7 @@ def measure(
         source = model or (tiny_backbone(Path(directory) / "tiny", 64, 2) if tiny else "default")
         words = [f"method={method}", f"tuner={tuner}", f"head={head}", f"backbone={source}", f"cohort={cohort}"]
         words += [f"train.batch_size={BATCH}", "threads=1", f"precision={precision}", f"device={device}"]
-        federation = _federation(words, silos)
+        federation = _federation(words, silos, writes=head == "lm")
     on_gpu = federation.backbone.device.type == "cuda"
     names = list(federation.silos)
     work = {
@@ -90,10 +90,10 @@ def measure(
     }
 
 
-def _federation(words: list[str], silos: int) -> Federation:
+def _federation(words: list[str], silos: int, writes: bool) -> Federation:
     """Silos of one task, with rows of their own and none to be judged on."""
     draws = random.Random(1)
-    task = Task("task", (), "rouge1", "generation") if "head=lm" in words else Task("task", ("a", "b"))
+    task = Task("task", (), "rouge1", "generation") if writes else Task("task", ("a", "b"))
 
     def row(number: int) -> Row:
         length = draws.randint(*WORDS)

@@ -97,7 +97,7 @@ def _instructions(out: Path) -> Path:
     silos = []
     for kind in KINDS:
         rows: list[dict[str, str]] = []
-        stream = rows_of(7, "quantization", kind, kept=True)
+        stream = rows_of(7, "quantization", kind, unseen=True)
         while len(rows) < ROWS:
             row = next(stream)
             if row.kind == kind:

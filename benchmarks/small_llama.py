@@ -52,12 +52,12 @@ def held_out(row: Row) -> bool:
     return hashlib.sha256(f"{row.instruction}\n{row.answer}".encode()).digest()[0] < 4
 
 
-def rows_of(seed: int, *purpose: str | int, kept: bool = False) -> Iterator[Row]:
-    """Rows without end, of training or (`kept`) held out."""
+def rows_of(seed: int, *purpose: str | int, unseen: bool = False) -> Iterator[Row]:
+    """Rows without end, of training or (`unseen`) held out."""
     draws = sampler(seed, "pretraining", *purpose)
     while True:
         row = made(draws)
-        if held_out(row) is kept:
+        if held_out(row) is unseen:
             yield row
 
 
@@ -175,7 +175,7 @@ def weighted_loss(model: nn.Module, rows: Sequence[Encoded], precision: str) -> 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, tokenizer: Any, seed: int, number: int = 2 * PROBES) -> float:
     """Mean cross-entropy of the answers' tokens, over held-out instructions."""
-    stream = rows_of(seed, "held out", kept=True)
+    stream = rows_of(seed, "held out", unseen=True)
     rows = [row for _, row in zip(range(number), stream, strict=False) if row.instruction]
     sums = weights = 0.0
     for group in pieces([_answers(one) for one in encode(tokenizer, rows)], 8192):
@@ -204,7 +204,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
     tokenize = head.row_tokenizer(backbone, 1024)
     report: dict[str, Any] = {"loss": held_out_loss(backbone.model, backbone.tokenizer, seed)}
     for kind in PROBED:
-        stream = rows_of(seed, "probes", kind, kept=True)
+        stream = rows_of(seed, "probes", kind, unseen=True)
         rows: list[Row] = []
         while len(rows) < number:
             row = next(stream)

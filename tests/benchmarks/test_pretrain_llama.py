@@ -50,7 +50,7 @@ def test_rows_say_what_they_ask(benchmarks):
             one, other = row.instruction.splitlines()[:2]
             assert (one == other) is (row.answer == "yes")
     assert {*kinds} == {"copy", "option", "letter", "yes-no", "short", "passage"}
-    stream, kept = small_llama.rows_of(1, "a"), small_llama.rows_of(1, "b", kept=True)
+    stream, kept = small_llama.rows_of(1, "a"), small_llama.rows_of(1, "b", unseen=True)
     assert not any(small_llama.held_out(next(stream)) for _ in range(300))
     assert all(small_llama.held_out(next(kept)) for _ in range(30))
 

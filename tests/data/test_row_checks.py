@@ -84,6 +84,8 @@ def test_each_fault_is_named() -> None:
     numbers = Task("t", tuple(f"{n}.5" for n in range(30)))
     floats = [Row((f"text {n}",), n % 30) for n in range(60)]
     assert "30 labels for 60 training rows; are they numbers" in warned(silo(floats, floats[:40], numbers))
+    five_each = [*floats, *floats, *floats[:30]]
+    assert "are they numbers" not in warned(silo(five_each, floats[:40], numbers))
     three = Task("t", ("a", "b", "c"))
     assert "no training row of 'c', which test rows have" in warned(silo(many(60), rows("x", label=2), three))
     assert "training rows have the texts of a row with another label" in warned(

@@ -22,6 +22,11 @@ MOST_ROUNDS = 16
 """The most rounds whose keys are made together."""
 
 
+def rounds_of_keys(number: int, rounds: int) -> int:
+    """Return for how many rounds keys are made in a round of a run of so many."""
+    return min(MOST_ROUNDS, rounds - number + 1)
+
+
 def base_after(base: str, number: int, recipe: str, broadcast: str) -> str:
     """Return the `base` of the round after this one: its number, and the digest of all that the state was made from.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from silotune.communication.masks import keys
-from silotune.communication.masks.agreement import FIRST, MOST_ROUNDS, Agreement, Peers, public_identity
+from silotune.communication.masks.agreement import FIRST, Agreement, Peers, public_identity, rounds_of_keys
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.keys import SEED_BYTES
 from silotune.communication.masks.silo import SiloRound, StageAnswer, Texts
@@ -153,7 +153,7 @@ class SumsInProcess:
         members, length = sorted(summands), len(next(iter(summands.values())))
         if self._series is None or not self._series.has_keys(number, members):
             listed = members, self._peers.fingerprint, self._peers.threshold
-            rounds = min(MOST_ROUNDS, self._rounds - number + 1)
+            rounds = rounds_of_keys(number, self._rounds)
             self._series = Agreement("", number, "", "", "", FIRST, 0, *listed, first=number, rounds=rounds)
             self._keys, self._notes = RoundKeys(), {name: dict[str, Any]() for name in members}
         agreement = replace(self._series, round=number, numbers=length)

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 from typing_extensions import override
 
-from silotune.communication.masks.agreement import FIRST, MOST_ROUNDS, Agreement, base_after
+from silotune.communication.masks.agreement import FIRST, Agreement, base_after, rounds_of_keys
 from silotune.communication.masks.coordinator import RoundKeys, SumFailed, masked_sum
 from silotune.communication.masks.fixed_point import Sum, threshold_of
 from silotune.communication.masks.silo import STAGES, StageAnswer, Texts
@@ -102,7 +102,7 @@ class MaskedEngine(FlowerEngine):
         if self._keys is None or not self._keys[0].has_keys(number, members):
             fingerprint, silos, _ = self._admission.pinned
             core = self._run["run"], number, secrets.token_hex(8), text_digest(self._run["config"]), "", "", 0, members
-            noise, rounds = self._admission.shares, min(MOST_ROUNDS, self.federation.rounds - number + 1)
+            noise, rounds = self._admission.shares, rounds_of_keys(number, self.federation.rounds)
             self._keys = Agreement(*core, fingerprint, threshold_of(silos), noise, number, rounds), RoundKeys()
         return self._keys
 

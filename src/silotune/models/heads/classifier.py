@@ -127,6 +127,14 @@ class MLPHead(Classifier):
         return apply_linear(tensors, f"{task.name}.out", hidden)
 
 
+def draw_outputs(backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+    """Draw a linear layer over the backbone's vectors for each task, `<task>.out`."""
+    tensors: Tensors = {}
+    for task in tasks:
+        tensors |= draw_linear(f"{task.name}.out", task.outputs, backbone.hidden_size, generator)
+    return tensors
+
+
 class LinearHead(Classifier):
     """One linear layer with bias (the PEFT-in-FL setting), `<task>.out` of shape (outputs, hidden)."""
 
@@ -135,10 +143,7 @@ class LinearHead(Classifier):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        tensors: Tensors = {}
-        for task in tasks:
-            tensors |= draw_linear(f"{task.name}.out", task.outputs, backbone.hidden_size, generator)
-        return tensors
+        return draw_outputs(backbone, tasks, generator)
 
     @override
     def layers(self, tensors: Tensors, x: Tensor, task: Task) -> Tensor:

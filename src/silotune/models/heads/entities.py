@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from silotune.config.head import HeadConfig
-from silotune.core.tensors import Tensors, draw_linear
+from silotune.core.tensors import Tensors
 from silotune.data.kinds.entities import words_in
 from silotune.data.long_texts import CUT, LongTexts, Offsets, encode
 from silotune.data.rows import Row
@@ -22,7 +22,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.views import HeadReading, View
 from silotune.models.heads.base import Head, TokenizeRows
-from silotune.models.heads.classifier import apply_linear
+from silotune.models.heads.classifier import apply_linear, draw_outputs
 
 
 class EntitiesHead(Head):
@@ -53,10 +53,7 @@ class EntitiesHead(Head):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        tensors: Tensors = {}
-        for task in tasks:
-            tensors |= draw_linear(f"{task.name}.out", task.outputs, backbone.hidden_size, generator)
-        return tensors
+        return draw_outputs(backbone, tasks, generator)
 
     @override
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
