@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from silotune.core.workers import Workers
 from silotune.runs.build.resolve import read_config
 from silotune.runs.engines import multi_process
 from silotune.runs.run import run
@@ -23,7 +24,7 @@ def test_killed_amid_its_training_and_resumed(federate, tmp_path):
     """One kill after the second of six checkpoints, of a forked process."""
     out, rounds = tmp_path / "run", "rounds=6"
     forked: Any = multiprocessing.get_context("forkserver")
-    forked.set_forkserver_preload([multi_process.__name__, "silotune.core.frozen_imports"])
+    Workers(2).begin(multi_process.IMPORTS)
     process = forked.Process(target=trained, args=(federate.words("fedmcp", rounds), out))
     process.start()
     try:

@@ -41,7 +41,7 @@ def pools() -> Iterator[Callable[[], ProcessPoolExecutor]]:
 
         def working() -> ProcessPoolExecutor:
             if not started or started[-1]._broken or started[-1]._shutdown_thread:
-                started.append(stack.enter_context(worker_pool(2)))
+                started.append(stack.enter_context(worker_pool(2, workers.IMPORTS)))
             return started[-1]
 
         yield working
