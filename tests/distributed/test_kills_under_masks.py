@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from silotune.communication.masks import agreement
 from silotune.communication.masks.coordinator import SumsInProcess
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.silo import STAGES
 from silotune.config import Config
 from silotune.core.records import Records
-from silotune.distributed.coordinator import masked_engine
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
 from silotune.distributed.protocol.frames import ProtocolError, ask_worker, decode
@@ -154,7 +154,7 @@ def assert_one_sum_a_round(config, out, rounds, tmp_path, monkeypatch):
 @RUNS
 def test_a_worker_killed_in_every_stage_goes_on_within_the_attempt(parties, tmp_path, monkeypatch, words):
     """Once 10 ms after it has got the request, and in five more rounds after 100 ms; its next process says the same."""
-    monkeypatch.setattr(masked_engine, "MOST_ROUNDS", 5)
+    monkeypatch.setattr(agreement, "MOST_ROUNDS", 5)
     here, killed = parties(*words, "rounds=10"), []
 
     def answer(name, data):
