@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -118,7 +117,6 @@ def _run(
         require_unused(path, "--out", OR_RESUME)
     if resume:
         config = continued(config, path)
-    workers.begin(IMPORTS)
     data: list[SiloData] = []
 
     def look(silos: list[SiloData], context: TrainingContext, cuts: list[str]) -> None:
@@ -127,8 +125,11 @@ def _run(
                 warn(line)
         data.extend(silos)
 
-    # with several processes, the main one leaves the device's memory to the others
-    federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
+    def load(requirements: BackboneRequirements) -> Backbone:
+        workers.begin(IMPORTS)
+        return requirements.load(on_use=not workers.here)  # the device's memory is left to workers
+
+    federation = build(config, backbone, load=load, look=look)
     without_training(federation)
     if config.rounds and federation.privacy is not None:
         federation.privacy.require_a_round()
