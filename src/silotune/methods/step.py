@@ -105,7 +105,7 @@ class Step:
         terms: terms of the loss for the log, filled by `log`.
         recipe: label smoothing and class weights of training.
         apart: collects the terms passed to `without_rows`; None: they are added to the loss.
-        whole: the batch of which `batch` is a piece, and weighs in the loss as many rows as it has.
+        whole: the batch of which `batch` is a piece, whose loss is weighed by its rows; None: `batch` is the whole.
     """
 
     batch: Batch
