@@ -35,7 +35,7 @@ def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, mon
     quiet = Session(local.model_copy(update={"share": ["validation"]}))
     for _ in range(2):
         assert decode(quiet.answer(last)).fields["scores"].keys() == {"validation"}
-    assert judged == ["test"]
+    assert judged == ["validation", "test"]
 
 
 @pytest.mark.parametrize("local", [True, False])
