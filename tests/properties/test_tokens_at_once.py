@@ -17,7 +17,9 @@ from silotune.core.randomness import Stream
 from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
 from silotune.methods import METHODS
+from silotune.methods.ditto import Ditto
 from silotune.methods.parts import Scope
+from silotune.methods.step import mean_over_rows
 from silotune.models.heads import HEADS
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
@@ -254,6 +256,15 @@ def test_a_bound_with_room_for_the_batch_gives_the_same_bits(make):
     federation.context.tokens_at_once = 2**20
     found, _ = trained(federation, together=False)
     assert [digest(tensors) for tensors in found] == [digest(tensors) for tensors in expected]
+
+
+@pytest.mark.parametrize("bound", [None, True])
+def test_a_loss_of_no_part_is_an_error_also_in_pieces(make, monkeypatch, bound):
+    monkeypatch.setattr(Ditto, "global_loss", mean_over_rows(lambda self, step: torch.zeros(())))
+    federation = make("ditto", "mlp", *DROPOUT)
+    federation.context.tokens_at_once = bound and least(federation.context, [*federation.silos.values()])
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        trained(federation, together=False)
 
 
 def test_a_row_that_is_too_long_is_refused_before_training(make):

@@ -20,7 +20,7 @@ from silotune.data.scores import accuracy
 from silotune.data.tasks import LOSS, LOSS_METRICS
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import personalized_state
-from silotune.evaluation.joint import joint_logits
+from silotune.evaluation.joint import in_one_forward, joint_logits
 from silotune.evaluation.predict import Measured, logits, measure, weighed
 from silotune.methods.parts import Scope, names_with
 from silotune.methods.step import heads_of
@@ -90,20 +90,12 @@ def scored_together(federation: Federation, split: Split) -> list[list[str]]:
 
     Groups of silos that train alone have one silo. Silos that train in cohorts share a forward up to `rows_scored`.
     """
-    metric = _metric(federation, split)
-    groups, together, total = [], list[str](), 0
-    for silo in federation.silos.values():
+    metric, counts = _metric(federation, split), dict.fromkeys(federation.silos, 0)
+    for silo in federation.silos.values() if federation.cohort.size > 1 else ():
         every = [getattr(evaluation, split) for evaluation in silo.evaluations.values()]
-        count = sum(rows.sequence_count for rows in every if _by_logits(rows, metric))
-        if federation.cohort.size == 1 or not count:
-            groups.append([silo.name])
-            continue
-        if together and total + count > federation.context.rows_scored:
-            groups.append(together)
-            together, total = [], 0
-        together.append(silo.name)
-        total += count
-    return [*groups, together] if together else groups
+        counts[silo.name] = sum(rows.sequence_count for rows in every if _by_logits(rows, metric))
+    joint = in_one_forward(filter(counts.get, counts), counts.__getitem__, federation.context.rows_scored)
+    return [*([name] for name, count in counts.items() if not count), *joint]
 
 
 def _metric(federation: Federation, split: Split) -> str | None:

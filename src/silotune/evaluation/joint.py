@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from silotune.models.forward.mixing import select_rows
 from silotune.models.forward.row_mixes import RowMixes
 from silotune.models.forward.views import POOLINGS, View, mean_of_windows
 from silotune.training.prediction import PredictionContext
+
+Item = TypeVar("Item")
 
 ModelRows = tuple[Predictor, TokenizedRows]
 """A model and some rows that it reads."""
@@ -78,13 +81,21 @@ def joint_logits(context: PredictionContext, models: Iterable[tuple[State, Token
 
     None stands for rows that share it with no other model's; `predict.logits` scores them.
     """
-    group: list[ModelRows] = []
-    for state, rows in models:
-        if sum(other.sequence_count for _, other in group) + rows.sequence_count > context.rows_scored:
-            yield from _logits_of(group)
-            group = []
-        group.append((Predictor(context, state), rows))
-    yield from _logits_of(group)
+    for group in in_one_forward(models, lambda model: model[1].sequence_count, context.rows_scored):
+        yield from _logits_of([(Predictor(context, state), rows) for state, rows in group])
+
+
+def in_one_forward(items: Iterable[Item], rows: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Yield successive items in groups that have at most this number of rows, or one item."""
+    group, total = list[Item](), 0
+    for item in items:
+        if group and total + rows(item) > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += rows(item)
+    if group:
+        yield group
 
 
 def _logits_of(group: Sequence[ModelRows]) -> Iterator[Tensor | None]:

@@ -147,7 +147,8 @@ class StepGradients:
                     batch = member.batch.piece(piece)
                     fraction = len(batch) / len(member.batch)
                     loss, terms = self._loss_of(member, views[piece.owner], batch, member.batch)
-                    if loss.requires_grad:  # else no row has a token of response
+                    # without a token of response in its rows a piece may have no gradient
+                    if loss.requires_grad or all(head.loss_units(batch) for head in self._heads):
                         losses.append(member.scaled(fraction * loss))
                     for name, term in terms.items():
                         own_sums[name] = own_sums[name] + fraction * term if name in own_sums else fraction * term

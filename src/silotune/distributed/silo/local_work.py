@@ -232,11 +232,12 @@ class LocalWork:
     ) -> dict[str, Any]:
         """Score shared parts together with the silo's private ones, and return the scores that may leave."""
         federation.coordinator.adopt(shared)
+        validation = score_silos(federation, "validation")
         if splits == ["validation"]:
-            entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[silo.name]}
+            entry: dict[str, Any] = {"validation": validation[silo.name]}
         else:
             tested = measure_silos(federation, "test")
-            entry = summary_entries(federation, tested, score_silos(federation, "validation"))[silo.name]
+            entry = summary_entries(federation, tested, validation)[silo.name]
             parts = [*flatten(shared).values(), *federation.context.state_of(silo).flat().values()]
             model = sum(tensor.nbytes for tensor in parts)
             self._store.require_room(_bytes_of_test_files(silo, tested.values()) + model)

@@ -104,8 +104,7 @@ class MultiProcessEngine(InProcessEngine):
     @override
     def _measure(self, split: Split, round_number: int) -> dict[str, Measured]:
         groups = scored_together(self.federation, split)
-        own = (self._broadcast_by_name(names[0]) for names in groups if len(names) > 1)
-        if any(own):  # a job has one broadcast
+        if any(len(names) > 1 and self._broadcast_by_name(names[0]) for names in groups):  # a job has one broadcast
             return super()._measure(split, round_number)
         rows = {name: rows.key for silo in self.federation.silos.values() for name, rows in silo.evaluations.items()}
         # one model on the same rows is measured once
@@ -180,7 +179,10 @@ _federations: dict[str, Federation] = {}
 
 
 def run_job(job: SiloJob) -> Trained | bytes:
-    """Do a job in a worker process, over its own backbone; returns what was trained, or pickled what was measured."""
+    """Do a job in a worker process, over its own backbone; returns what was trained, or what was measured.
+
+    That is pickled here: the pool would send each of its tensors as a file in shared memory.
+    """
     text = dump(job.config)
     if text not in _federations:
         _federations.clear()
